@@ -1,0 +1,82 @@
+"""The errors of the engine, and what each means for the one who sees it.
+
+    EngineError
+    |-- ModelFileError       (also ValueError)         the model file cannot be used; all reasons
+    |   `-- MissingModel     (also FileNotFoundError)  there is no model file
+    |-- InvalidRequest       (also ValueError)         a caller's mistake; nothing was computed
+    |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
+    `-- EngineClosed         (also RuntimeError)       the engine was used after its end
+
+A store that fails is not here: the engine goes on without it and counts the fault. Broken
+invariants are `assert`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROBLEMS_SHOWN = 12
+"""Problems named in a message; a file of another architecture lacks hundreds of tensors."""
+
+
+class EngineError(Exception):
+    """Base of every error of this package. `exit_code` is what a command ends with."""
+
+    exit_code = 1
+    is_retryable = False
+
+
+class ModelFileError(EngineError, ValueError):
+    """The model file has problems; `problems` lists every one of them."""
+
+    exit_code = 2
+
+    def __init__(self, path: str | Path, problems: list[str]) -> None:
+        shown = "; ".join(problems[:PROBLEMS_SHOWN])
+        rest = len(problems) - PROBLEMS_SHOWN
+        more = f"; and {rest} more" if rest > 0 else ""
+        super().__init__(f"model file {path} has {len(problems)} problem(s): {shown}{more}")
+        self.path = Path(path)
+        self.problems = problems
+
+
+class MissingModel(ModelFileError, FileNotFoundError):
+    """There is no model file where one was looked for."""
+
+    def __init__(self, path: str | Path, detail: str) -> None:
+        super().__init__(path, [detail])
+
+
+class InvalidRequest(EngineError, ValueError):
+    """A value from the caller breaks a rule; names the value given and the rule."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, given: object, expected: str) -> None:
+        super().__init__(f"{what}: given {given}, expected {expected}")
+        self.what = what
+        self.given = given
+        self.expected = expected
+
+
+class BlockPoolExhausted(EngineError, MemoryError):
+    """The block pool has fewer free blocks than asked for; nothing was allocated."""
+
+    exit_code = 3
+    is_retryable = True
+
+    def __init__(self, *, asked_blocks: int, free_blocks: int, capacity_blocks: int) -> None:
+        super().__init__(
+            f"block pool: asked for {asked_blocks} blocks, {free_blocks} of {capacity_blocks} free"
+        )
+        self.asked_blocks = asked_blocks
+        self.free_blocks = free_blocks
+        self.capacity_blocks = capacity_blocks
+
+
+class EngineClosed(EngineError, RuntimeError):
+    """The engine was closed and is asked to do something."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation}: the engine is closed")
+        self.operation = operation

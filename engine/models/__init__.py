@@ -1,0 +1,1 @@
+"""Model architectures and the files their weights come from."""

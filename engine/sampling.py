@@ -1,0 +1,91 @@
+"""Chooses the next token from logits: greedy, or seeded sampling.
+
+The noise of a position is a function of (seed, position) alone: not of the process, of earlier
+draws, or of which tokens the filters left. The same request with the same seed gives the same
+answer wherever and however often it runs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import InvalidRequest
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+
+SEED_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to choose tokens. Raises InvalidRequest for values outside the ranges below.
+
+    `temperature`: 0 is greedy; above, logits are divided by it. `top_k`: only the k most likely
+    tokens, 0 for all. `top_p`: only the fewest most likely tokens whose probabilities reach p.
+    Both filters apply after the temperature, top_k first. `seed`: 0 to 2^64 - 1.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidRequest("temperature", given=self.temperature, expected="0 or more")
+        if self.top_k < 0:
+            raise InvalidRequest("top_k", given=self.top_k, expected="0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest("top_p", given=self.top_p, expected="above 0, at most 1")
+        if not 0 <= self.seed <= SEED_MAX:
+            raise InvalidRequest("seed", given=self.seed, expected=f"0 to {SEED_MAX}")
+
+
+GREEDY = Sampling()
+
+
+def choose_token(logits: FloatArray, sampling: Sampling, position: int) -> int:
+    """Id of the token at `position` (its index in the whole sequence), from logits [vocabulary].
+
+    Among equal logits the lowest id wins. Sampling adds Gumbel noise to the log-probabilities and
+    takes the largest sum, which draws exactly from the softmax (Gumbel, 1954; Maddison et al.,
+    2014).
+    """
+    assert logits.ndim == 1, logits.shape
+    if sampling.temperature == 0:
+        return int(np.argmax(logits))
+    scaled = logits.astype(np.float64) / sampling.temperature
+    kept = _kept_tokens(scaled, sampling)
+    noise = gumbel_noise(len(logits), seed=sampling.seed, position=position)
+    return int(kept[np.argmax(scaled[kept] + noise[kept])])
+
+
+def gumbel_noise(count: int, *, seed: int, position: int) -> FloatArray:
+    """`count` standard Gumbel numbers, float64, from the counter-based generator Philox 4x64.
+
+    Raw words are turned into numbers here, because numpy keeps the words of a generator stable
+    between versions, but not the numbers its distributions draw.
+    """
+    key = np.array([seed, position], dtype=np.uint64)
+    words = np.random.Philox(key=key).random_raw(count)
+    # The upper 53 bits, shifted by half a step so that neither 0 nor 1 can come out.
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return -np.log(-np.log(uniform))
+
+
+def _kept_tokens(scaled: FloatArray, sampling: Sampling) -> npt.NDArray[np.intp]:
+    """Ids the filters leave, most likely first; equal logits in order of id."""
+    is_filtered = sampling.top_p < 1 or 0 < sampling.top_k < len(scaled)
+    if not is_filtered:
+        return np.arange(len(scaled))
+    order = np.argsort(-scaled, kind="stable")
+    if sampling.top_k:
+        order = order[: sampling.top_k]
+    if sampling.top_p < 1:
+        weights = np.exp(scaled[order] - scaled[order[0]])
+        reached = np.cumsum(weights) / weights.sum()
+        order = order[: int(np.searchsorted(reached, sampling.top_p)) + 1]
+    return order

@@ -1,0 +1,1 @@
+"""The block store: keys, layouts, cluster map, storage nodes and their client."""

@@ -1,0 +1,90 @@
+"""Checks what a caller hands in, before anything is sent.
+
+Each failure is an `InvalidArgument` that names what was given and what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from erasure.buffers import BufferAddresses, addresses_of
+from erasure.errors import ErasureError
+
+from ..errors import InvalidArgument
+from ..key import KEY_BYTES, Namespace
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_TTL_CLASS = re.compile(r"[a-z0-9_-]{1,16}")
+
+
+def check_keys(namespace: Namespace, keys: Sequence[bytes]) -> None:
+    """`keys` is a chain as `Namespace.block_keys` makes it."""
+    if not isinstance(namespace, Namespace):
+        raise InvalidArgument("namespace", given=type(namespace).__name__, expected="a Namespace")
+    for index, key in enumerate(keys):
+        if type(key) is not bytes or len(key) != KEY_BYTES:
+            length = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise InvalidArgument(f"keys[{index}]", given=length, expected=f"{KEY_BYTES} bytes")
+
+
+def check_first_block(keys: Sequence[bytes], first_block: int) -> None:
+    """`first_block` lies within the chain, or at its end."""
+    if type(first_block) is not int or not 0 <= first_block <= len(keys):
+        raise InvalidArgument(
+            "first_block", given=repr(first_block), expected=f"0 to {len(keys)}, the keys given"
+        )
+
+
+def check_range(keys: Sequence[bytes], buffers: Sequence[ReadableBuffer], first_block: int) -> None:
+    """There is one buffer for each key from `first_block` on."""
+    check_first_block(keys, first_block)
+    if len(buffers) != len(keys) - first_block:
+        raise InvalidArgument(
+            "buffers",
+            given=f"{len(buffers)} buffers",
+            expected=f"{len(keys) - first_block}, one for each of {len(keys)} keys from "
+            f"block {first_block} on",
+        )
+
+
+def check_deadline(deadline_s: float) -> float:
+    """A finite number of seconds above 0."""
+    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not is_number or not math.isfinite(deadline_s) or deadline_s <= 0:
+        raise InvalidArgument("deadline_s", given=repr(deadline_s), expected="seconds above 0")
+    return float(deadline_s)
+
+
+def check_ttl_class(ttl_class: str) -> None:
+    """1 to 16 of a-z, 0-9, `_` and `-`: it goes into every slot header."""
+    if not isinstance(ttl_class, str) or not _TTL_CLASS.fullmatch(ttl_class):
+        raise InvalidArgument(
+            "ttl_class", given=repr(ttl_class), expected="1 to 16 of a-z, 0-9, '_' and '-'"
+        )
+
+
+def hold_buffers(
+    buffers: Sequence[ReadableBuffer], block_bytes: int, *, writable: bool
+) -> tuple[list[memoryview], BufferAddresses]:
+    """Byte views and addresses of the caller's buffers; release the addresses to let them go."""
+    try:
+        held = addresses_of(buffers, writable=writable)
+    except ErasureError as error:
+        kind = "writable " if writable else ""
+        raise InvalidArgument(
+            "buffers", given=str(error), expected=f"{kind}C-contiguous buffers"
+        ) from error
+    for index, length in enumerate(held.lengths_bytes.tolist()):
+        if length != block_bytes:
+            held.release()
+            raise InvalidArgument(
+                f"buffers[{index}]",
+                given=f"{length} bytes",
+                expected=f"{block_bytes} bytes, a block of the namespace's layout",
+            )
+    return [memoryview(buffer).cast("B") for buffer in buffers], held

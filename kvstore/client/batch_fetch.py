@@ -1,0 +1,287 @@
+"""Fetches one batch: consecutive blocks of one span, from the nodes that hold their shards.
+
+    choose k + 1 shards -> ask -> each arrives in place, is hashed while hot -> as soon as every
+    block has k shards of one version: decode what is missing -> check the block's own checksum ->
+    done
+
+A shard that is missing, rejected or late is replaced by asking for a further one. What is still on
+its way when the batch ends is drained by the channels and cannot touch the caller's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from erasure.code import Code
+
+from .. import wire
+from ..errors import NodeError
+from .channel import NodeChannel
+from .choose import choose_shards
+from .geometry import Batch
+from .results import ClientCounters, FetchEnd
+from .verify import BlockVerifier
+
+HEDGE_MIN_S = 0.01
+HEDGE_MAX_S = 0.2
+HEDGE_FACTOR = 3.0
+"""Further shards are asked after this many times the usual delay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """`blocks` leading blocks of the batch are verified."""
+
+    blocks: int
+    decoded: int
+    rejected: int
+    ended: FetchEnd
+
+
+class BatchFetch:
+    """One fetch of one batch; use once. `channels[j]` reaches the node that holds shard j."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        keys: Sequence[bytes],
+        channels: Sequence[NodeChannel],
+        code: Code,
+        counters: ClientCounters,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._keys = keys
+        self._body = wire.pack_read(keys, batch.shard_bytes)
+        self._channels = channels
+        self._counters = counters
+        self._loop = loop
+        self._code = code
+        self.batch = batch
+        self.verifier = BlockVerifier(batch, code)
+        self.waste = memoryview(bytearray(batch.shard_bytes))
+        self._unasked = list(range(code.k + code.m))
+        self._pending: dict[int, ShardRead] = {}
+        self._is_settled = False
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._deadline_s = 0.0
+        self._rejected = 0
+
+    async def run(self, deadline_s: float) -> BatchResult:
+        """Asks, waits and verifies; returns after `deadline_s` seconds at the latest."""
+        self._deadline_s = deadline_s
+        delays = [
+            channel.health.delay_s if channel.health.is_available else None
+            for channel in self._channels
+        ]
+        chosen = choose_shards(delays, k=self._code.k)
+        self._unasked = [j for j in self._unasked if delays[j] is not None and j not in chosen]
+        if len(chosen) < self._code.k:
+            return BatchResult(blocks=0, decoded=0, rejected=0, ended=FetchEnd.TOO_FEW_SHARDS)
+        usual_s = statistics.median(delays[j] or 0.0 for j in chosen)
+        hedge = self._loop.call_later(
+            min(max(HEDGE_FACTOR * usual_s, HEDGE_MIN_S), HEDGE_MAX_S), self._hedge
+        )
+        ended = FetchEnd.DEADLINE
+        try:
+            for shard in chosen:
+                self._ask(shard)
+            async with asyncio.timeout(deadline_s):
+                await self._done
+            ended = FetchEnd.TOO_FEW_SHARDS
+        except TimeoutError:
+            self._settle()
+            self.verifier.assemble()
+        finally:
+            hedge.cancel()
+            self._settle()
+        return self._result(ended)
+
+    def _result(self, ended: FetchEnd) -> BatchResult:
+        blocks = self.verifier.leading_blocks
+        return BatchResult(
+            blocks=blocks,
+            decoded=self.verifier.count_decoded(blocks),
+            rejected=self._rejected + self.verifier.rejected,
+            ended=FetchEnd.COMPLETE if blocks == len(self.batch) else ended,
+        )
+
+    def _settle(self) -> None:
+        self._is_settled = True
+        self._detach_pending()
+
+    def _detach_pending(self) -> None:
+        """Nothing more arrives in the batch's memory; those shards may be asked for again."""
+        for shard, read in self._pending.items():
+            self._channels[shard].detach(read)
+            self._unasked.append(shard)
+        self._pending.clear()
+
+    # Asking -------------------------------------------------------------------------------------
+
+    def _ask(self, shard: int) -> None:
+        read = ShardRead(self, shard)
+        self._pending[shard] = read
+        self._channels[shard].submit(
+            wire.Op.READ,
+            read,
+            body=self._body,
+            count=len(self._keys),
+            deadline_s=self._deadline_s,
+        )
+
+    def _ask_further(self) -> None:
+        """Asks for the promising one of the shards that were not asked for yet."""
+        if self._unasked:
+            best = min(self._unasked, key=lambda j: self._channels[j].health.delay_s)
+            self._unasked.remove(best)
+            self._counters.hedges += 1
+            self._ask(best)
+
+    def _hedge(self) -> None:
+        if not self._is_settled:
+            self._ask_all()
+
+    def _ask_all(self) -> None:
+        while self._unasked:
+            self._ask_further()
+
+    # Answers ------------------------------------------------------------------------------------
+
+    def on_shard_ended(self, shard: int, *, is_whole: bool) -> None:
+        """The answer for one shard is complete; `is_whole`: for every block a good shard."""
+        if self._is_settled:
+            return
+        self._pending.pop(shard, None)
+        if not is_whole:
+            self._ask_further()
+        self._check()
+
+    def on_shard_failed(self, shard: int, error: NodeError) -> None:
+        """The node of this shard will not answer any more."""
+        self._counters.shards_failed += 1
+        if self._is_settled:
+            return
+        self._pending.pop(shard, None)
+        self._ask_further()
+        self._check()
+
+    def on_shard_rejected(self, shard: int, block: int, generation: int) -> None:
+        """A shard arrived with a wrong checksum: its node is told to look at it again."""
+        self._rejected += 1
+        self._counters.shards_rejected += 1
+        item = np.zeros(1, wire.REPORT_ITEM)
+        item["key"], item["generation"] = np.void(self._keys[block]), generation
+        self._channels[shard].submit(
+            wire.Op.REPORT, _IgnoredAnswer(), body=item.tobytes(), count=1, deadline_s=1.0
+        )
+
+    def on_shards_missing(self, count: int) -> None:
+        self._counters.shards_missing += count
+
+    def _check(self) -> None:
+        if self._pending and not self.verifier.has_enough_shards:
+            return
+        # Decoding writes where a late shard would land: first nobody else may write there.
+        self._detach_pending()
+        self.verifier.assemble()
+        if self.verifier.leading_blocks < len(self.batch) and self._unasked:
+            self._ask_all()
+        else:
+            self._finish()
+
+    def places(self, rows: NDArray[np.intp], shard: int) -> list[memoryview]:
+        """Where shards go: each in its place, unless what lies there is good already."""
+        views = [self.batch.shard_view(row, shard) for row in rows.tolist()]
+        for at in np.flatnonzero(self.verifier.has_shards(rows, shard)).tolist():
+            views[at] = self.waste
+        return views
+
+    def _finish(self) -> None:
+        self._settle()
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+class ShardRead:
+    """The answer of one node to one READ: the sink that puts shards in place and hashes them."""
+
+    def __init__(self, fetch: BatchFetch, shard: int) -> None:
+        self.is_detached = False
+        self._fetch = fetch
+        self._shard = shard
+        self._next_block = 0
+        self._is_whole = True
+        self._records: NDArray[Any] = np.empty(0, wire.PART_RECORD)
+        self._rows: NDArray[np.intp] = np.empty(0, np.intp)
+        self._views: list[memoryview] = []
+
+    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+        first, records = wire.parse_part(body, header.count)
+        batch = self._fetch.batch
+        end = first + header.count
+        if first != self._next_block or end > len(batch) or not header.count:
+            raise wire.FrameError(f"blocks {first} to {end}, expected from {self._next_block}")
+        if header.is_last != (end == len(batch)):
+            raise wire.FrameError(f"last frame ends at block {end} of {len(batch)}")
+        self._next_block = end
+        here = np.flatnonzero(records["status"] == 1)
+        if (records["payload_bytes"][here] != batch.shard_bytes).any():
+            raise wire.FrameError(f"a shard that has not the {batch.shard_bytes} bytes asked for")
+        if self.is_detached:
+            return [self._fetch.waste] * len(here)
+        self._records = records[here]
+        self._rows = here + first
+        if len(here) < header.count:
+            self._is_whole = False
+            self._fetch.on_shards_missing(header.count - len(here))
+        self._views = self._fetch.places(self._rows, self._shard)
+        return self._views
+
+    def on_payload(self) -> None:
+        computed = [xxh3_64_intdigest(view) for view in self._views]
+        told: list[int] = self._records["payload_xxh3"].tolist()
+        is_ours = self._records["shard"] == self._shard
+        is_good = is_ours & (np.array(computed, np.uint64) == self._records["payload_xxh3"])
+        self._fetch.verifier.on_shard(self._shard, self._rows[is_good], self._records[is_good])
+        self._views = []
+        if is_good.all():
+            return
+        self._is_whole = False
+        for at in np.flatnonzero(~is_good).tolist():
+            if computed[at] != told[at]:
+                generation = int(self._records["generation"][at])
+                self._fetch.on_shard_rejected(self._shard, int(self._rows[at]), generation)
+            else:
+                self._fetch.on_shards_missing(1)
+
+    def on_end(self) -> None:
+        self._fetch.on_shard_ended(self._shard, is_whole=self._is_whole)
+
+    def on_failure(self, error: NodeError) -> None:
+        self._fetch.on_shard_failed(self._shard, error)
+
+
+class _IgnoredAnswer:
+    """For requests whose answer changes nothing here."""
+
+    is_detached = False
+
+    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+        return ()
+
+    def on_payload(self) -> None:
+        """There is none: `on_frame` names no place, and the channel refuses one."""
+
+    def on_end(self) -> None:
+        """The node keeps the count; see STAT."""
+
+    def on_failure(self, error: NodeError) -> None:
+        """The channel has logged it, and the shard was not used anyway."""

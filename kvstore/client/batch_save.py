@@ -1,0 +1,220 @@
+"""Saves one batch: consecutive blocks of one span, a shard of each to every node of its group.
+
+    encode -> hash each shard -> one WRITE to each of the k + m nodes -> done at `write_acks` for
+    every block; the nodes that are still busy then get a copy of what they had not taken
+
+A block counts as stored with `write_acks` acknowledgements, or, when every node has had its say,
+with at least k: it can be read, though on fewer nodes than wished ("degraded").
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from erasure.code import Code
+
+from .. import wire
+from ..errors import NodeError
+from ..key import Namespace
+from .channel import NodeChannel
+from .geometry import Batch
+
+STRAGGLER_WAIT_S = 0.25
+"""Once every block can be read, the nodes that are missing for `write_acks` get so much longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSaveResult:
+    """Blocks of the batch by outcome."""
+
+    stored: int
+    known: int
+    failed: int
+    degraded: int
+
+
+class BatchSave:
+    """One save of one batch; use once. `channels[j]` reaches the node for shard j."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        first_block: int,
+        ttl_class: str,
+        channels: Sequence[NodeChannel],
+        code: Code,
+        write_acks: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._batch = batch
+        self._namespace = namespace
+        self._keys = keys
+        self._first_block = first_block
+        self._ttl_class = ttl_class
+        self._channels = channels
+        self._code = code
+        self._write_acks = write_acks
+        n = len(batch)
+        self._acks: NDArray[np.int64] = np.zeros(n, np.int64)
+        self._stored: NDArray[np.int64] = np.zeros(n, np.int64)
+        self._kept: NDArray[np.int64] = np.zeros(n, np.int64)
+        self._pending: dict[int, tuple[ShardWrite, int]] = {}
+        self._loop = loop
+        self._patience: asyncio.TimerHandle | None = None
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    async def run(self, deadline_s: float) -> BatchSaveResult:
+        """Encodes, sends and waits; returns after `deadline_s` seconds at the latest."""
+        self._encode()
+        sums = self._checksums()
+        versions = wire.combine_checksums(sums[:, : self._code.k])
+        try:
+            for shard, channel in enumerate(self._channels):
+                if channel.health.is_available:
+                    self._send(shard, channel, sums[:, shard], versions, deadline_s)
+            if self._pending:
+                async with asyncio.timeout(deadline_s):
+                    await self._done
+        except TimeoutError:
+            pass  # what has been acknowledged until now is what counts
+        finally:
+            self._settle()
+        return self._result()
+
+    def _encode(self) -> None:
+        self._batch.spread_tails()
+        addresses, k = self._batch.shard_addresses, self._code.k
+        self._code.encode_at(
+            np.ascontiguousarray(addresses[:, :k]),
+            np.ascontiguousarray(addresses[:, k:]),
+            shard_bytes=self._batch.shard_bytes,
+        )
+
+    def _checksums(self) -> NDArray[np.uint64]:
+        """payload_xxh3 of each shard, uint64 (n, k + m)."""
+        batch, width = self._batch, self._code.k + self._code.m
+        sums = [
+            xxh3_64_intdigest(batch.shard_view(row, shard))
+            for row in range(len(batch))
+            for shard in range(width)
+        ]
+        return np.array(sums, np.uint64).reshape(len(batch), width)
+
+    def _send(
+        self,
+        shard: int,
+        channel: NodeChannel,
+        payload_xxh3: NDArray[np.uint64],
+        versions: list[int],
+        deadline_s: float,
+    ) -> None:
+        n, size = len(self._batch), self._batch.shard_bytes
+        write = ShardWrite(self, shard, n)
+        views = [self._batch.shard_view(row, shard) for row in range(n)]
+        request_id = channel.submit(
+            wire.Op.WRITE,
+            write,
+            body=self._body(shard, payload_xxh3, versions),
+            count=n,
+            payload=views,
+            payload_bytes=n * size,
+            deadline_s=deadline_s,
+        )
+        self._pending[shard] = (write, request_id)
+
+    def _body(self, shard: int, payload_xxh3: NDArray[np.uint64], versions: list[int]) -> bytes:
+        head = np.zeros(1, wire.WRITE_BATCH)
+        head["namespace_id"] = np.void(self._namespace.namespace_id)
+        head["layout"] = np.void(self._namespace.layout.fingerprint[:16])
+        head["ttl_class"] = self._ttl_class.encode()
+        head["k"], head["m"], head["shard"] = self._code.k, self._code.m, shard
+        head["shard_bytes"] = self._batch.shard_bytes
+        head["block_bytes"] = self._batch.geometry.block_bytes
+        items = np.zeros(len(self._batch), wire.WRITE_ITEM)
+        items["key"] = np.frombuffer(b"".join(self._keys), "V32")
+        items["block_index"] = np.arange(self._first_block, self._first_block + len(items))
+        items["payload_xxh3"] = payload_xxh3
+        items["block_xxh3"] = np.array(versions, np.uint64)
+        return head.tobytes() + items.tobytes()
+
+    def on_outcomes(self, shard: int, outcomes: NDArray[np.uint8]) -> None:
+        """A node has answered for its shard of every block."""
+        self._pending.pop(shard, None)
+        is_stored = outcomes == wire.WriteOutcome.STORED
+        self._stored += is_stored
+        self._acks += is_stored | (outcomes == wire.WriteOutcome.KNOWN)
+        self._kept += outcomes == wire.WriteOutcome.KEPT
+        if not self._pending or (self._acks >= self._write_acks).all():
+            self._finish()
+        elif self._patience is None and (self._acks >= self._code.k).all():
+            self._patience = self._loop.call_later(STRAGGLER_WAIT_S, self._finish)
+
+    def on_failed(self, shard: int) -> None:
+        """A node will not answer."""
+        self._pending.pop(shard, None)
+        if not self._pending:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _settle(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+        for shard, (write, request_id) in self._pending.items():
+            self._channels[shard].detach(write)
+            self._channels[shard].keep_payload(request_id)
+        self._pending.clear()
+
+    def _result(self) -> BatchSaveResult:
+        k = self._code.k
+        is_readable = self._acks >= k
+        is_known = (is_readable & (self._stored == 0)) | (
+            ~is_readable & (self._kept > 0) & (self._acks + self._kept >= k)
+        )
+        is_stored = is_readable & ~is_known
+        return BatchSaveResult(
+            stored=int(is_stored.sum()),
+            known=int(is_known.sum()),
+            failed=int((~is_stored & ~is_known).sum()),
+            degraded=int((is_stored & (self._acks < self._write_acks)).sum()),
+        )
+
+
+class ShardWrite:
+    """The answer of one node to one WRITE."""
+
+    def __init__(self, save: BatchSave, shard: int, count: int) -> None:
+        self.is_detached = False
+        self._save = save
+        self._shard = shard
+        self._outcomes: NDArray[np.uint8] = np.zeros(count, np.uint8)
+
+    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+        if header.count != len(self._outcomes) or len(body) != len(self._outcomes):
+            raise wire.FrameError(f"{header.count} outcomes, expected {len(self._outcomes)}")
+        if not header.is_last:
+            raise wire.FrameError("more than one frame in the answer to WRITE")
+        self._outcomes = np.frombuffer(body, np.uint8)
+        return ()
+
+    def on_payload(self) -> None:
+        """There is none: `on_frame` names no place, and the channel refuses one."""
+
+    def on_end(self) -> None:
+        if not self.is_detached:
+            self._save.on_outcomes(self._shard, self._outcomes)
+
+    def on_failure(self, error: NodeError) -> None:
+        if not self.is_detached:
+            self._save.on_failed(self._shard)

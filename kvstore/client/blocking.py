@@ -1,0 +1,155 @@
+"""The client for code without an event loop: the same calls, blocking.
+
+A thread of its own runs the loop, so that late answers are drained and the last shard of a save is
+sent while the caller computes. Calls may come from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from ..cluster.entities import ClusterMap
+from ..cluster.map import load_cluster_map
+from ..errors import ClientClosed
+from ..key import Namespace
+from .results import ClientCounters, FetchResult, SaveResult
+from .statistics import NodeReport
+from .store_client import StoreClient
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+ResultT = TypeVar("ResultT")
+STOP_DEADLINE_S = 5.0
+
+
+class BlockingStoreClient:
+    """`StoreClient` with blocking calls; what each does, takes and raises is written there."""
+
+    def __init__(self, path: str | Path) -> None:
+        cluster_map = load_cluster_map(path)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="store-client", daemon=True
+        )
+        self._thread.start()
+        self._is_closed = False
+        self._client = self._run(_make_client(cluster_map), "open")
+
+    def match(self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0) -> int:
+        """See StoreClient.match."""
+        return self._run(self._client.match(namespace, keys, deadline_s=deadline_s), "match")
+
+    def fetch(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[WriteableBuffer],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 2.0,
+    ) -> FetchResult:
+        """See StoreClient.fetch."""
+        return self._run(
+            self._client.fetch(
+                namespace, keys, buffers, first_block=first_block, deadline_s=deadline_s
+            ),
+            "fetch",
+        )
+
+    def save(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[ReadableBuffer],
+        *,
+        first_block: int = 0,
+        ttl_class: str = "chat",
+        deadline_s: float = 10.0,
+    ) -> SaveResult:
+        """See StoreClient.save."""
+        return self._run(
+            self._client.save(
+                namespace,
+                keys,
+                buffers,
+                first_block=first_block,
+                ttl_class=ttl_class,
+                deadline_s=deadline_s,
+            ),
+            "save",
+        )
+
+    def forget(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 10.0,
+    ) -> int:
+        """See StoreClient.forget."""
+        return self._run(
+            self._client.forget(namespace, keys, first_block=first_block, deadline_s=deadline_s),
+            "forget",
+        )
+
+    def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
+        """See StoreClient.node_reports."""
+        return self._run(self._client.node_reports(deadline_s=deadline_s), "node_reports")
+
+    @property
+    def map(self) -> ClusterMap:
+        """The cluster map this client uses."""
+        return self._client.map
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this client has done since it was opened."""
+        return self._client.counters
+
+    def close(self) -> None:
+        """Closes all connections and ends the thread. May be called again."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_close_client(self._client), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_DEADLINE_S)
+        assert not self._thread.is_alive(), "the loop of a closed client did not stop"
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, operation: Coroutine[Any, Any, ResultT], name: str) -> ResultT:
+        if self._is_closed:
+            operation.close()
+            raise ClientClosed(name)
+        future = asyncio.run_coroutine_threadsafe(operation, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+async def _make_client(cluster_map: ClusterMap) -> StoreClient:
+    return StoreClient(cluster_map)
+
+
+async def _close_client(client: StoreClient) -> None:
+    client.close()

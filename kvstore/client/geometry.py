@@ -1,0 +1,111 @@
+"""Where the shards of a batch of blocks lie in memory.
+
+    a block of the caller  | shard 0 | shard 1 | ... | shard f-1 | rest |
+    scratch, for each block                         | shard f (rest + zeros) | ... | shard k+m-1 |
+
+Shards that lie whole inside the block are received, encoded and decoded in place. The tail (a
+shard that reaches over the block's end, if the block is not a multiple of k x 64 bytes) and the
+parity live in scratch memory. `Batch` gives the address and the view of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layout import shard_bytes as shard_bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGeometry:
+    """Sizes that follow from a block's size and the code k + m."""
+
+    block_bytes: int
+    k: int
+    m: int
+
+    @property
+    def shard_bytes(self) -> int:
+        return shard_bytes_of(self.block_bytes, self.k)
+
+    @property
+    def whole_shards(self) -> int:
+        """Shards that lie whole inside the block; the others live in scratch memory."""
+        return self.block_bytes // self.shard_bytes
+
+    @property
+    def scratch_shards(self) -> int:
+        return self.k + self.m - self.whole_shards
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory for each block."""
+        return self.scratch_shards * self.shard_bytes
+
+
+class Batch:
+    """Consecutive blocks of one span in the caller's buffers, with their scratch memory.
+
+    `blocks`: n byte views of block_bytes each; `addresses`: uintp (n,), where they begin;
+    `scratch`: at least n x geometry.scratch_bytes, at `scratch_address`. Views and addresses are
+    valid only while the caller's buffers are held.
+    """
+
+    def __init__(
+        self,
+        geometry: ShardGeometry,
+        *,
+        blocks: Sequence[memoryview],
+        addresses: NDArray[np.uintp],
+        scratch: memoryview,
+        scratch_address: int,
+    ) -> None:
+        self.geometry = geometry
+        self.blocks = blocks
+        self.shard_bytes = geometry.shard_bytes
+        self._whole = geometry.whole_shards
+        self._scratch = scratch
+        n, width = len(blocks), geometry.scratch_shards
+        inside = np.arange(self._whole, dtype=np.uintp) * np.uintp(self.shard_bytes)
+        behind = np.arange(n * width, dtype=np.uintp).reshape(n, width)
+        self.shard_addresses: NDArray[np.uintp] = np.concatenate(
+            (
+                addresses[:, None] + inside[None, :],
+                np.uintp(scratch_address) + behind * np.uintp(self.shard_bytes),
+            ),
+            axis=1,
+        )
+        """Address of each shard, uintp (n, k + m)."""
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def shard_view(self, block: int, shard: int) -> memoryview:
+        """The bytes of one shard, where it lies."""
+        size = self.shard_bytes
+        if shard < self._whole:
+            return self.blocks[block][shard * size : (shard + 1) * size]
+        at = (block * self.geometry.scratch_shards + shard - self._whole) * size
+        return self._scratch[at : at + size]
+
+    def spread_tails(self) -> None:
+        """Copies the rest of each block into its tail shards, zeros behind it: before encoding."""
+        for block, view in enumerate(self.blocks):
+            rest = view[self._whole * self.shard_bytes :]
+            for shard in range(self._whole, self.geometry.k):
+                tail = self.shard_view(block, shard)
+                part = rest[: len(tail)]
+                tail[: len(part)] = part
+                tail[len(part) :] = bytes(len(tail) - len(part))
+                rest = rest[len(part) :]
+
+    def gather_tail(self, block: int) -> None:
+        """Copies one block's rest out of its tail shards: after all of them were verified."""
+        at = self._whole * self.shard_bytes
+        for shard in range(self._whole, self.geometry.k):
+            part = self.blocks[block][at : at + self.shard_bytes]
+            part[:] = self.shard_view(block, shard)[: len(part)]
+            at += len(part)

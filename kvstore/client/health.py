@@ -1,0 +1,62 @@
+"""What the client believes of one node: is it there, and how slow is it.
+
+A circuit breaker and an estimate of latency, fed by the node's channels, read by `choose_shards`.
+Nothing here waits, sends or decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+BACKOFF_FIRST_S = 0.2
+BACKOFF_MAX_S = 10.0
+LATENCY_WEIGHT = 0.3
+"""Share of the newest answer in the running mean of latency."""
+LATENCY_HALF_LIFE_S = 5.0
+"""An old estimate fades, so that a node that was slow is tried again."""
+
+
+class NodeHealth:
+    """Failures and latency of one node. All times are seconds of the clock passed in."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures_in_a_row = 0
+        self._closed_until_s = 0.0
+        self._latency_s = 0.0
+        self._sampled_at_s = 0.0
+        self._oldest_asked_at_s: float | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """False while the circuit breaker is open: after a failure, for a time that doubles."""
+        return self._clock() >= self._closed_until_s
+
+    @property
+    def delay_s(self) -> float:
+        """How long an answer is expected to take: the faded running mean, or the age of the
+        oldest request that waits, whichever is larger."""
+        now_s = self._clock()
+        fading: float = 0.5 ** ((now_s - self._sampled_at_s) / LATENCY_HALF_LIFE_S)
+        waiting_s = now_s - self._oldest_asked_at_s if self._oldest_asked_at_s is not None else 0.0
+        return max(self._latency_s * fading, waiting_s)
+
+    def on_asked(self, oldest_asked_at_s: float) -> None:
+        self._oldest_asked_at_s = oldest_asked_at_s
+
+    def on_answered(self, latency_s: float, oldest_asked_at_s: float | None) -> None:
+        """An answer is complete; `oldest_asked_at_s` belongs to the next one that waits."""
+        self._latency_s += LATENCY_WEIGHT * (latency_s - self._latency_s)
+        self._sampled_at_s = self._clock()
+        self._oldest_asked_at_s = oldest_asked_at_s
+
+    def on_served(self) -> None:
+        """The node did real work; a greeting alone proves too little to close the breaker."""
+        self._failures_in_a_row = 0
+
+    def on_failed(self) -> None:
+        """The connection failed, or what came over it was wrong."""
+        backoff_s = min(BACKOFF_FIRST_S * 2**self._failures_in_a_row, BACKOFF_MAX_S)
+        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+        self._closed_until_s = self._clock() + backoff_s
+        self._oldest_asked_at_s = None

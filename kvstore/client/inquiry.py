@@ -1,0 +1,57 @@
+"""One question to one node, one frame as the answer, as a future."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from .. import wire
+from ..errors import DeadlineExceeded, NodeError
+from .channel import NodeChannel
+
+
+async def ask_node(
+    channel: NodeChannel,
+    op: wire.Op,
+    *,
+    body: bytes = b"",
+    count: int = 0,
+    deadline_s: float,
+    loop: asyncio.AbstractEventLoop,
+) -> bytes:
+    """Body of the answer. Raises NodeError: unreachable, refused, or not within `deadline_s`."""
+    inquiry = Inquiry(loop)
+    channel.submit(op, inquiry, body=body, count=count, deadline_s=deadline_s)
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await inquiry.answer
+    except TimeoutError as error:
+        raise DeadlineExceeded(channel.node, f"no answer within {deadline_s:.2f} s") from error
+    finally:
+        channel.detach(inquiry)
+
+
+class Inquiry:
+    """The sink of `ask_node`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_detached = False
+        self.answer: asyncio.Future[bytes] = loop.create_future()
+        self._body = b""
+
+    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+        if not header.is_last:
+            raise wire.FrameError("more than one frame in an answer that has only one")
+        self._body = bytes(body)
+        return ()
+
+    def on_payload(self) -> None:
+        """There is none: `on_frame` names no place, and the channel refuses one."""
+
+    def on_end(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(self._body)
+
+    def on_failure(self, error: NodeError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)

@@ -1,0 +1,207 @@
+"""The client of the block store: match, fetch, save. This surface is stable.
+
+    async with StoreClient.connect("cluster.toml") as store:    # or StoreClient.open(...), blocking
+        n = await store.match(ns, keys)
+        result = await store.fetch(ns, keys[:n], buffers[:n])
+
+`keys` is always a whole chain from block 0, because the place of a block follows from the first key
+of its span. No operation raises because a node is down, slow or wrong: such faults cost blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..cluster.entities import ClusterMap
+from ..cluster.map import load_cluster_map
+from ..errors import ClientClosed
+from ..key import Namespace
+from .arguments import (
+    check_deadline,
+    check_first_block,
+    check_keys,
+    check_range,
+    check_ttl_class,
+    hold_buffers,
+)
+from .context import ClientContext
+from .fetching import fetch_blocks
+from .matching import match_blocks
+from .results import ClientCounters, FetchResult, SaveResult
+from .router import Router
+from .saving import forget_blocks, save_blocks
+from .scratch import ScratchPool
+from .statistics import NodeReport, ask_statistics
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+    from .blocking import BlockingStoreClient
+
+
+class StoreClient:
+    """A connection to a cluster. Belongs to the event loop in which it was opened.
+
+    Make one with `connect` or `open`. Operations may run concurrently.
+    """
+
+    def __init__(
+        self, cluster_map: ClusterMap, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._context = ClientContext(
+            router=Router(cluster_map, loop, clock),
+            scratch=ScratchPool(),
+            counters=ClientCounters(),
+            loop=loop,
+            clock=clock,
+        )
+        self._is_closed = False
+
+    @staticmethod
+    @asynccontextmanager
+    async def connect(path: str | Path) -> AsyncIterator[StoreClient]:
+        """A client for the cluster whose map lies at `path`.
+
+        Raises MissingClusterMap or InvalidClusterMap. Nodes are connected to when first needed.
+        """
+        client = StoreClient(load_cluster_map(path))
+        try:
+            yield client
+        finally:
+            client.close()
+
+    @staticmethod
+    def open(path: str | Path) -> BlockingStoreClient:
+        """The same client with blocking calls, for code without an event loop."""
+        from .blocking import BlockingStoreClient
+
+        return BlockingStoreClient(path)
+
+    @property
+    def map(self) -> ClusterMap:
+        """The cluster map this client uses."""
+        return self._context.router.map
+
+    @property
+    def counters(self) -> ClientCounters:
+        """What this client has done since it was opened."""
+        return self._context.counters
+
+    def close(self) -> None:
+        """Closes all connections. Operations that run end with what they have."""
+        self._is_closed = True
+        self._context.router.close()
+
+    async def match(
+        self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0
+    ) -> int:
+        """Number of leading blocks of `keys` that are stored, as far as the cluster can say.
+
+        A hint: a block may be gone when it is fetched. Renews nothing. 0 if nobody answers in time.
+        Raises InvalidArgument, ClientClosed.
+        """
+        self._check_open("match")
+        check_keys(namespace, keys)
+        deadline_s = check_deadline(deadline_s)
+        return await match_blocks(self._context.router, keys, deadline_s, self._context.loop)
+
+    async def fetch(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[WriteableBuffer],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 2.0,
+    ) -> FetchResult:
+        """Reads blocks `first_block` to the end of `keys` into `buffers`: for each block a writable
+        C-contiguous buffer of the layout's block_bytes.
+
+        Returns within `deadline_s` with the number of leading blocks that arrived and were
+        verified; never raises for a miss. Buffers behind that run hold undefined bytes; nothing is
+        written to any buffer after the return. Raises InvalidArgument, ClientClosed.
+        """
+        self._check_open("fetch")
+        check_keys(namespace, keys)
+        check_range(keys, buffers, first_block)
+        deadline_s = check_deadline(deadline_s)
+        block_bytes = namespace.layout.block_bytes
+        views, held = hold_buffers(buffers, block_bytes, writable=True)
+        with held:
+            return await fetch_blocks(
+                self._context,
+                keys,
+                first_block=first_block,
+                views=views,
+                addresses=held.addresses,
+                block_bytes=block_bytes,
+                deadline_s=deadline_s,
+            )
+
+    async def save(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[ReadableBuffer],
+        *,
+        first_block: int = 0,
+        ttl_class: str = "chat",
+        deadline_s: float = 10.0,
+    ) -> SaveResult:
+        """Stores blocks `first_block` to the end of `keys` from `buffers`: for each block a
+        C-contiguous buffer of the layout's block_bytes.
+
+        Blocks that the cluster has are not sent again. Returns within `deadline_s`; from then on
+        the buffers may be changed. Never raises because a node is down or full: that is in the
+        result. Raises InvalidArgument, ClientClosed.
+        """
+        self._check_open("save")
+        check_keys(namespace, keys)
+        check_range(keys, buffers, first_block)
+        check_ttl_class(ttl_class)
+        deadline_s = check_deadline(deadline_s)
+        views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=False)
+        with held:
+            return await save_blocks(
+                self._context,
+                namespace,
+                keys,
+                first_block=first_block,
+                views=views,
+                addresses=held.addresses,
+                ttl_class=ttl_class,
+                deadline_s=deadline_s,
+            )
+
+    async def forget(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 10.0,
+    ) -> int:
+        """Removes blocks `first_block` to the end of `keys` from every node that answers.
+
+        Returns how many of these blocks cannot be read any more, whether they were stored or not:
+        fewer than asked if k or more nodes did not answer. Raises InvalidArgument, ClientClosed.
+        """
+        self._check_open("forget")
+        check_keys(namespace, keys)
+        check_first_block(keys, first_block)
+        return await forget_blocks(self._context, keys, first_block, check_deadline(deadline_s))
+
+    async def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
+        """What each node says of itself, in the map's order; also of nodes that do not answer."""
+        self._check_open("node_reports")
+        return await ask_statistics(self._context, check_deadline(deadline_s))
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise ClientClosed(operation)

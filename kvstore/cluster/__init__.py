@@ -1,0 +1,1 @@
+"""The cluster map: who stores what, and where a block belongs."""

@@ -1,0 +1,206 @@
+"""Code groups for a set of targets: every target and every pair of nodes equally often.
+
+Pure and deterministic: the plan is made once, by the one who writes a cluster map. Sizes are not
+looked at; a group takes as many spans as its smallest target can hold (`ClusterMap.weight_of`), so
+targets of very different sizes belong on one node as several targets of one size.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidArgument
+
+PAIR_GROUPS = 24
+"""Groups that two targets of different nodes share on average.
+
+The shares of single pairs then lie within about a seventh of the average, so that a dead node's
+reads fall on all others alike (docs/decisions/0003-placement-by-spans-and-groups.md).
+"""
+
+TARGET_GROUPS_MIN = 6
+"""Groups of one target where a full balance would need more than GROUPS_MAX_BALANCED."""
+
+GROUPS_MAX_BALANCED = 1024
+"""Placing a span costs time in proportion to the groups: about 25 us at this number."""
+
+
+def plan_groups(targets_by_node: Mapping[str, Sequence[str]], width: int) -> list[tuple[str, ...]]:
+    """Groups of `width` targets on as many nodes each, balanced over targets and pairs of nodes.
+
+    One group if there are `width` nodes with one target each. Raises InvalidArgument if fewer
+    than `width` nodes have a target, or if a target is named twice.
+    """
+    fleet = _Fleet(targets_by_node, width)
+    if fleet.target_count == width:
+        return [tuple(fleet.names)]
+    # A group has one target of a node, so a node of many targets needs as many groups.
+    wanted = group_count(fleet.target_count, fleet.node_count, width)
+    for _ in range(max(wanted, fleet.targets_on_node_max)):
+        fleet.add(_choose_members(fleet, width))
+    return [tuple(fleet.names[member] for member in sorted(group)) for group in fleet.groups]
+
+
+def group_count(target_count: int, node_count: int, width: int) -> int:
+    """How many groups `plan_groups` makes: enough for PAIR_GROUPS, and each target equally often.
+
+    Two targets of different nodes share G w (w - 1) / (T (T - T / N)) groups on average. A whole
+    number of groups for each target needs G to be a multiple of T / gcd(T, w).
+    """
+    step = target_count // gcd(target_count, width)
+    if width == 1 or target_count == width:
+        return step
+    pairs = target_count * (target_count - target_count / node_count)
+    wanted = PAIR_GROUPS * pairs / (width * (width - 1))
+    count = int(-(-wanted // step)) * step
+    if count <= GROUPS_MAX_BALANCED:
+        return count
+    return max(GROUPS_MAX_BALANCED, -(-TARGET_GROUPS_MIN * target_count // width))
+
+
+def plan_groups_with_new_targets(
+    groups: Sequence[tuple[str, ...]], targets_by_node: Mapping[str, Sequence[str]]
+) -> list[tuple[str, ...]]:
+    """The groups after targets were added, with as few shards moved as balance allows.
+
+    Each new target takes the place of one old target in its share of the groups, at the same
+    position. Groups keep their order, so under their old names a span stays in its group and only
+    the shards on replaced targets move. If there are too few groups to share out, copies of them
+    follow the old ones first; a span that goes over to a copy moves nothing by that.
+
+    Raises InvalidArgument if there are no groups or a group's target is not among the targets.
+    """
+    width = len(groups[0]) if groups else 0
+    fleet = _Fleet(targets_by_node, width)
+    for names in list(groups) * _copies_needed(fleet, len(groups), width):
+        fleet.add([fleet.index_of(name) for name in names])
+    share = len(fleet.groups) * width // fleet.target_count
+    for target in np.flatnonzero(fleet.uses == 0):
+        while fleet.uses[target] < share and _give_place(fleet, int(target)):
+            pass
+    return [tuple(fleet.names[member] for member in group) for group in fleet.groups]
+
+
+class _Fleet:
+    """Targets by number, and the groups made so far with their counts."""
+
+    def __init__(self, targets_by_node: Mapping[str, Sequence[str]], width: int) -> None:
+        rows = [list(targets) for targets in targets_by_node.values() if targets]
+        if not 1 <= width <= len(rows):
+            raise InvalidArgument(
+                "targets of a group (k + m)",
+                given=width,
+                expected=f"1 to {len(rows)}, the number of nodes that have a target",
+            )
+        # First targets of all nodes, then second ones: neighbours lie on different nodes.
+        deepest = max(len(row) for row in rows)
+        order = [
+            (row[depth], node)
+            for depth in range(deepest)
+            for node, row in enumerate(rows)
+            if depth < len(row)
+        ]
+        self.names = [name for name, _ in order]
+        self.number = {name: index for index, name in enumerate(self.names)}
+        if len(self.number) != len(self.names):
+            raise InvalidArgument(
+                "targets", given=f"{len(self.names)} names", expected="each name once"
+            )
+        self.node_of: npt.NDArray[np.int64] = np.array([node for _, node in order])
+        self.node_count = len(rows)
+        self.targets_on_node_max = deepest
+        self.target_count = len(self.names)
+        self.groups: list[list[int]] = []
+        self.groups_of: list[list[int]] = [[] for _ in self.names]
+        self.uses: npt.NDArray[np.int64] = np.zeros(self.target_count, dtype=np.int64)
+
+    def index_of(self, name: str) -> int:
+        if name not in self.number:
+            raise InvalidArgument(
+                "target of a group", given=name, expected="one of the targets of the nodes"
+            )
+        return self.number[name]
+
+    def add(self, members: list[int]) -> None:
+        for member in members:
+            self.groups_of[member].append(len(self.groups))
+            self.uses[member] += 1
+        self.groups.append(members)
+
+    def replace(self, *, group: int, position: int, target: int) -> None:
+        old = self.groups[group][position]
+        self.groups_of[old].remove(group)
+        self.uses[old] -= 1
+        self.groups[group][position] = target
+        self.groups_of[target].append(group)
+        self.uses[target] += 1
+
+    def shared_with(self, target: int) -> npt.NDArray[np.int64]:
+        """Shape [targets]: how many groups each target has in common with `target`."""
+        members = [member for group in self.groups_of[target] for member in self.groups[group]]
+        return np.bincount(np.array(members, dtype=np.int64), minlength=self.target_count)
+
+
+def _choose_members(fleet: _Fleet, width: int) -> list[int]:
+    """The next group: least used targets first, among those the ones that met the least."""
+    node_cost = np.zeros(fleet.node_count, dtype=np.int64)
+    target_cost = np.zeros(fleet.target_count, dtype=np.int64)
+    is_free = np.ones(fleet.target_count, dtype=np.bool_)
+    # The last of the sort keys turns with the group, or ties would always favour low numbers.
+    turn = (np.arange(fleet.target_count) - len(fleet.groups)) % fleet.target_count
+    members: list[int] = []
+    for _ in range(width):
+        free = np.flatnonzero(is_free)
+        free = free[fleet.uses[free] == fleet.uses[free].min()]
+        free = _least(free, node_cost[fleet.node_of[free]])
+        free = _least(free, target_cost[free])
+        member = int(free[turn[free].argmin()])
+        members.append(member)
+        is_free[fleet.node_of == fleet.node_of[member]] = False
+        # Squares: two pairs that met once are better than one that met twice.
+        shared = fleet.shared_with(member)
+        met = np.bincount(fleet.node_of, weights=shared, minlength=fleet.node_count)
+        node_cost += met.astype(np.int64) ** 2
+        target_cost += shared**2
+    return members
+
+
+def _least(candidates: npt.NDArray[np.int64], cost: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    least: npt.NDArray[np.int64] = candidates[cost == cost.min()]
+    return least
+
+
+def _copies_needed(fleet: _Fleet, count: int, width: int) -> int:
+    """How often `count` groups must be repeated before new targets can take places in them."""
+    # Two places for each target, so that nobody's last one is given away.
+    least = max(-(-2 * fleet.target_count // width), fleet.targets_on_node_max)
+    wanted = max(least, group_count(fleet.target_count, fleet.node_count, width))
+    # Half of what is wanted balances well enough; without that slack each new node could double
+    # the number of groups.
+    return 1 if count >= max(least, wanted // 2) else -(-wanted // count)
+
+
+def _give_place(fleet: _Fleet, target: int) -> bool:
+    """Put `target` in the place of the most used target it can replace.
+
+    False, and nothing is changed, if no target that it can replace is used two times more.
+    """
+    node = fleet.node_of[target]
+    members = np.array(fleet.groups, dtype=np.int64)
+    nodes = fleet.node_of[members]
+    is_same_node = nodes == node
+    # A group that has a target of this node can only give that one's place.
+    can_give = (is_same_node.sum(axis=1, keepdims=True) == is_same_node) & (members != target)
+    uses = np.where(can_give, fleet.uses[members], -1)
+    if uses.max() < fleet.uses[target] + 2:
+        return False
+    # Among the most used ones, a group whose other nodes have met this node the least.
+    met = np.bincount(fleet.node_of, weights=fleet.shared_with(target), minlength=fleet.node_count)[
+        nodes
+    ]
+    cost = np.where(uses == uses.max(), met.sum(axis=1, keepdims=True) - met, np.inf)
+    group, position = divmod(int(cost.argmin()), members.shape[1])
+    fleet.replace(group=group, position=position, target=target)
+    return True

@@ -1,0 +1,139 @@
+"""The errors of the block store, and what each means for the one who sees it.
+
+    StoreError
+    |-- InvalidArgument      (also ValueError)          a caller's mistake; nothing was sent
+    |-- ClientClosed         (also RuntimeError)        the client was used after its end
+    |-- ClusterMapError
+    |   |-- MissingClusterMap  (also FileNotFoundError) there is no map at that path
+    |   `-- InvalidClusterMap  (also ValueError)        the map has mistakes; all are listed
+    |-- NodeError                                       one node failed; others may still answer
+    |   |-- NodeUnreachable    (also ConnectionError)   refused, reset, or never answered
+    |   |-- NodeRefused                                 it answered that it will not do this
+    |   |-- DeadlineExceeded   (also TimeoutError)      no answer within the time allowed
+    |   `-- ProtocolError                               what it sent is not our protocol
+    `-- TargetError
+        |-- TargetLocked                                a live process owns the folder
+        |-- TargetMismatch                              the folder belongs to something else
+        `-- TargetDamaged                               its identity cannot be read
+
+Normal outcomes are not here: a miss, a shorter run, "not stored" are values. Inside the client a
+`NodeError` costs one shard and ends there; `fetch`, `match` and `save` never raise one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class StoreError(Exception):
+    """Base of every error this package raises. `exit_code` is what a command ends with."""
+
+    exit_code = 1
+    is_retryable = False
+
+
+class InvalidArgument(StoreError, ValueError):
+    """A value from the caller breaks a rule; names the value given and the rule."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, given: object, expected: str) -> None:
+        super().__init__(f"{what}: given {given}, expected {expected}")
+        self.what = what
+        self.given = given
+        self.expected = expected
+
+
+class ClientClosed(StoreError, RuntimeError):
+    """The client was closed, or never opened, and is asked to do something."""
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(f"{operation}: the client is closed; open a new one with StoreClient")
+        self.operation = operation
+
+
+class ClusterMapError(StoreError):
+    """The cluster map cannot be used."""
+
+    exit_code = 3
+
+
+class MissingClusterMap(ClusterMapError, FileNotFoundError):
+    """There is no cluster map at the path."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(f"no cluster map at {path}; `cachalot up --dir D` writes D/cluster.toml")
+        self.path = Path(path)
+
+
+class InvalidClusterMap(ClusterMapError, ValueError):
+    """The cluster map has mistakes; `problems` lists every one of them."""
+
+    def __init__(self, path: str | Path, problems: list[str]) -> None:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"cluster map {path} has {len(problems)} mistake(s):{listed}")
+        self.path = Path(path)
+        self.problems = problems
+
+
+class NodeError(StoreError):
+    """One node failed an operation."""
+
+    exit_code = 4
+    is_retryable = True
+
+    def __init__(self, node: str, detail: str) -> None:
+        super().__init__(f"node {node}: {detail}")
+        self.node = node
+        self.detail = detail
+
+
+class NodeUnreachable(NodeError, ConnectionError):
+    """The node refused the connection, reset it, or went away."""
+
+
+class NodeRefused(NodeError):
+    """The node answered that it will not serve the request; `status` is the wire status name."""
+
+    def __init__(self, node: str, status: str, detail: str = "") -> None:
+        super().__init__(node, f"refused: {status}{': ' + detail if detail else ''}")
+        self.status = status
+
+
+class DeadlineExceeded(NodeError, TimeoutError):
+    """The node did not answer within the time allowed."""
+
+
+class ProtocolError(NodeError):
+    """The peer sent bytes that are not a valid frame; the connection is closed."""
+
+    is_retryable = False
+
+
+class TargetError(StoreError):
+    """A storage target (a folder on one disk) cannot be served."""
+
+    exit_code = 5
+
+    def __init__(self, path: str | Path, detail: str) -> None:
+        super().__init__(f"target {path}: {detail}")
+        self.path = Path(path)
+        self.detail = detail
+
+
+class TargetLocked(TargetError):
+    """A live process serves this folder."""
+
+
+class TargetMismatch(TargetError):
+    """The folder belongs to another cluster, another target, or another format version."""
+
+    def __init__(self, path: str | Path, *, what: str, found: object, expected: object) -> None:
+        super().__init__(path, f"its {what} is {found}, expected {expected}")
+        self.what = what
+        self.found = found
+        self.expected = expected
+
+
+class TargetDamaged(TargetError):
+    """The identity file of the folder is missing or unreadable although it holds segments."""

@@ -1,0 +1,66 @@
+"""What an operation may ask of the one that runs it.
+
+An operation is a generator: it yields one of these, and is resumed with the answer. So the same
+operation runs on a connection of the event loop and, in a test, in a plain loop without sockets.
+An operation is closed (GeneratorExit) at any other effect than Work when its peer goes away; a Work
+that has begun is always answered, because a thread may still use what the operation holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .waiting import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Hand these bytes to the peer; resumed with None when the kernel has taken them all.
+
+    They must not change until then.
+    """
+
+    views: Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Fill these views with the next bytes from the peer; resumed with None."""
+
+    views: Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Throw away the next bytes from the peer; resumed with None."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Run this in a thread; resumed with what it returns, or with the OSError it raises."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NeedBuffer:
+    """Wait for memory until `due_s`; resumed with a Buffer, or None if none came in time."""
+
+    size_bytes: int
+    due_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NeedTurn:
+    """Wait in line for a turn until `due_s`; resumed with whether it was given."""
+
+    turn: Turn
+    due_s: float
+
+
+Effect: TypeAlias = Send | Receive | Drain | Work | NeedBuffer | NeedTurn
+Operation: TypeAlias = Generator[Effect, Any, None]

@@ -1,0 +1,65 @@
+"""Key -> location, and back. It has at most one entry a slot, so the target's size bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .segment import LOCATION_BITS, Segment
+
+ABSENT = -1
+_SLOT_MASK = (1 << LOCATION_BITS) - 1
+
+
+class SlotIndex:
+    """Where the shard of each key is. `segments` is the target's, by number, and may grow."""
+
+    def __init__(self, segments: Mapping[int, Segment]) -> None:
+        self._segments = segments
+        self._locations: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._locations)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._locations
+
+    def get(self, key: bytes) -> int:
+        """The key's location, or ABSENT."""
+        return self._locations.get(key, ABSENT)
+
+    def find(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
+        """The location of each key, ABSENT where there is none; shape (len(keys),)."""
+        get = self._locations.get
+        return np.array([get(key, ABSENT) for key in keys], np.int64)
+
+    def contains_each(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Whether each key is here; shape (len(keys),)."""
+        return np.fromiter(map(self._locations.__contains__, keys), np.bool_, len(keys))
+
+    def put(self, key: bytes, segment: Segment, slot: int) -> int:
+        """Point `key` to a slot. Returns the location it pointed to before, or ABSENT."""
+        before = self._locations.get(key, ABSENT)
+        if before != ABSENT:
+            self._forget_slot(before)
+        assert segment.columns.keys[slot] is None
+        segment.columns.keys[slot] = key
+        self._locations[key] = segment.shape.first_location + slot
+        return before
+
+    def drop(self, key: bytes) -> int:
+        """Remove the key's entry. Returns the location it pointed to, or ABSENT."""
+        location = self._locations.pop(key, ABSENT)
+        if location != ABSENT:
+            self._forget_slot(location)
+        return location
+
+    def resolve(self, location: int) -> tuple[Segment, int]:
+        """Segment and slot of a location."""
+        return self._segments[location >> LOCATION_BITS], location & _SLOT_MASK
+
+    def _forget_slot(self, location: int) -> None:
+        segment, slot = self.resolve(location)
+        segment.columns.keys[slot] = None

@@ -1,0 +1,269 @@
+"""A segment: one preallocated file of slots of one size, and what memory knows of each slot.
+
+The byte layout stands in docs/formats/slot.md. A segment does not know which slots are free or
+which keys are current; that is for `space` and `target`. The functions with a `disk` argument block
+and may run in any thread; the rest belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from .disk import Disk
+from .slot import FORMAT_VERSION, HEADER_BYTES, SlotGeometry
+
+log = logging.getLogger(__name__)
+
+SEGMENT_MAGIC = b"CACHSEGM"
+SLOTS_OFFSET = 4096
+LOCATION_BITS = 24
+"""A location is segment number << 24 | slot."""
+SLOTS_PER_SEGMENT_MAX = (1 << LOCATION_BITS) - 1
+"""One less than would fit, so that the last slot of a segment never touches the next segment."""
+TEMPORARY_SUFFIX = ".tmp"
+
+_HEADER = struct.Struct("<8sIIIIII16s32s")
+_CHECK = struct.Struct("<Q")
+_NAME = re.compile(r"segment-(\d{6,})\.seg")
+_FREE_HEADER = memoryview(bytes(HEADER_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """Whose a folder is: the cluster's id of 16 bytes and the target's name."""
+
+    cluster: bytes
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentShape:
+    """Number and size of a segment."""
+
+    number: int
+    geometry: SlotGeometry
+    slot_count: int
+
+    @property
+    def file_bytes(self) -> int:
+        return SLOTS_OFFSET + self.slot_count * self.geometry.slot_bytes
+
+    @property
+    def first_location(self) -> int:
+        return self.number << LOCATION_BITS
+
+    @property
+    def file_name(self) -> str:
+        return f"segment-{self.number:06d}.seg"
+
+
+class ReadWay(enum.Enum):
+    """How the event loop may read a file without being held up by its device."""
+
+    PROBE = enum.auto()
+    """Ask for what is in memory, leave the rest to a thread."""
+    DIRECT = enum.auto()
+    """Read: the file is in memory."""
+    THREAD = enum.auto()
+    """Leave all of it to a thread: the file system cannot say what is in memory."""
+
+
+class SlotColumns:
+    """What is known of each slot of a segment, one array a fact; rows of free slots mean nothing.
+
+    `keys[slot]` is None exactly where the index has no entry that points to the slot.
+    """
+
+    __slots__ = (
+        "block_index",
+        "block_xxh3",
+        "created_ns",
+        "generation",
+        "keys",
+        "last_used_s",
+        "shard",
+        "ttl_class",
+    )
+
+    def __init__(self, slot_count: int) -> None:
+        self.keys: list[bytes | None] = [None] * slot_count
+        self.generation = np.zeros(slot_count, np.uint64)
+        self.created_ns = np.zeros(slot_count, np.uint64)
+        self.block_xxh3 = np.zeros(slot_count, np.uint64)
+        self.last_used_s = np.zeros(slot_count, np.uint32)
+        self.block_index = np.zeros(slot_count, np.uint32)
+        self.ttl_class = np.zeros(slot_count, np.uint8)
+        self.shard = np.zeros(slot_count, np.uint8)
+
+
+class Segment:
+    """An open segment file. `pins` counts reads in threads; a pinned segment stays open."""
+
+    __slots__ = ("columns", "descriptor", "is_dirty", "path", "pins", "read_way", "shape")
+
+    def __init__(
+        self, shape: SegmentShape, path: Path, descriptor: int, read_way: ReadWay
+    ) -> None:
+        self.shape = shape
+        self.path = path
+        self.descriptor = descriptor
+        self.read_way = read_way
+        self.columns = SlotColumns(shape.slot_count)
+        self.pins = 0
+        self.is_dirty = False
+
+    def offset(self, slot: int) -> int:
+        """First byte of a slot in the file."""
+        assert 0 <= slot < self.shape.slot_count
+        return SLOTS_OFFSET + slot * self.shape.geometry.slot_bytes
+
+    def write_slots(self, disk: Disk, first_slot: int, views: Sequence[memoryview]) -> None:
+        """Write whole slots from `first_slot` on; blocks."""
+        disk.write(self.descriptor, views, self.offset(first_slot))
+
+    def clear_headers(self, disk: Disk, slots: Iterable[int]) -> list[int]:
+        """Write zeros over the headers of `slots`; blocks. Returns the slots where that failed."""
+        failed = []
+        behind_payload = self.shape.geometry.header_offset
+        for slot in slots:
+            try:
+                disk.write(self.descriptor, [_FREE_HEADER], self.offset(slot) + behind_payload)
+            except OSError as error:
+                log.error("slot cannot be cleared file=%s slot=%d: %s", self.path, slot, error)
+                failed.append(slot)
+        return failed
+
+
+def create_segment(
+    disk: Disk, folder: Path, identity: TargetIdentity, shape: SegmentShape
+) -> Segment:
+    """Make a segment file that appears under its name only when it is complete; blocks.
+
+    Raises OSError, and leaves no file behind, if the disk has no room or fails.
+    """
+    path = folder / shape.file_name
+    temporary = folder / (shape.file_name + TEMPORARY_SUFFIX)
+    descriptor = disk.create(temporary)
+    written_as = temporary
+    try:
+        disk.allocate(descriptor, shape.file_bytes)
+        disk.write(descriptor, [memoryview(pack_segment_header(shape, identity))], 0)
+        disk.sync(descriptor)
+        disk.rename(temporary, path)
+        written_as = path
+        disk.sync_folder(folder)
+        return Segment(shape, path, descriptor, choose_read_way(disk, descriptor))
+    except OSError:
+        disk.close(descriptor)
+        try:
+            disk.remove(written_as)
+        except OSError as error:
+            log.error("cannot remove the unfinished %s: %s", written_as, error)
+        raise
+
+
+def open_segment(disk: Disk, path: Path, identity: TargetIdentity) -> Segment:
+    """Open an existing segment file; blocks.
+
+    Raises ValueError, which says what is wrong, if its name, header and size do not fit each other
+    and the identity; OSError if it cannot be read.
+    """
+    name = _NAME.fullmatch(path.name)
+    if name is None:
+        raise ValueError("is not named segment-NNNNNN.seg")
+    descriptor = disk.open(path)
+    try:
+        size_bytes = disk.size(descriptor)
+        head = bytearray(_HEADER.size + _CHECK.size)
+        if size_bytes < SLOTS_OFFSET:
+            raise ValueError(f"is {size_bytes} bytes long, expected at least {SLOTS_OFFSET}")
+        disk.read(descriptor, memoryview(head), 0)
+        shape = parse_segment_header(bytes(head), identity)
+        if shape.number != int(name[1]):
+            raise ValueError(f"its header says it is segment {shape.number}")
+        if size_bytes < shape.file_bytes:
+            raise ValueError(f"is {size_bytes} bytes long, expected {shape.file_bytes}")
+        return Segment(shape, path, descriptor, choose_read_way(disk, descriptor))
+    except (ValueError, OSError):
+        disk.close(descriptor)
+        raise
+
+
+def find_segment_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Paths of the segments in a folder in the order of their numbers, and of unfinished ones."""
+    paths = sorted(folder.glob("segment-*.seg"), key=lambda path: (len(path.name), path.name))
+    return paths, sorted(folder.glob(f"segment-*.seg{TEMPORARY_SUFFIX}"))
+
+
+def choose_read_way(disk: Disk, descriptor: int) -> ReadWay:
+    """Decide once a file, by reading its first bytes, how the event loop reads it."""
+    if disk.read_cached(descriptor, memoryview(bytearray(1)), 0) is not None:
+        return ReadWay.PROBE
+    return ReadWay.DIRECT if disk.is_in_memory(descriptor) else ReadWay.THREAD
+
+
+def pack_segment_header(shape: SegmentShape, identity: TargetIdentity) -> bytes:
+    """The first 88 bytes of a segment file."""
+    head = _HEADER.pack(
+        SEGMENT_MAGIC,
+        FORMAT_VERSION,
+        shape.number,
+        shape.geometry.payload_bytes,
+        shape.geometry.slot_bytes,
+        shape.slot_count,
+        0,
+        identity.cluster,
+        identity.name.encode(),
+    )
+    return head + _CHECK.pack(xxh3_64_intdigest(head))
+
+
+def parse_segment_header(data: bytes, identity: TargetIdentity) -> SegmentShape:
+    """The shape in a segment's first 88 bytes; ValueError if they do not fit `identity`."""
+    magic, version, number, payload_bytes, slot_bytes, slot_count, _, cluster, name = (
+        _HEADER.unpack_from(data)
+    )
+    if magic != SEGMENT_MAGIC:
+        raise ValueError(f"its magic is {magic!r}, expected {SEGMENT_MAGIC!r}")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"its format version is {version}, expected {FORMAT_VERSION}")
+    check = _CHECK.unpack_from(data, _HEADER.size)[0]
+    computed = xxh3_64_intdigest(data[: _HEADER.size])
+    if check != computed:
+        raise ValueError(f"its header checksum is {check:016x}, computed {computed:016x}")
+    if cluster != identity.cluster:
+        raise ValueError(f"its cluster is {cluster.hex()}, expected {identity.cluster.hex()}")
+    if name.rstrip(b"\0") != identity.name.encode():
+        raise ValueError(f"its target is {name!r}, expected {identity.name!r}")
+    geometry = SlotGeometry(payload_bytes)
+    if slot_bytes != geometry.slot_bytes or not 0 < slot_count <= SLOTS_PER_SEGMENT_MAX:
+        raise ValueError(f"{slot_count} slots of {slot_bytes} bytes for shards of {payload_bytes}")
+    return SegmentShape(number=number, geometry=geometry, slot_count=slot_count)
+
+
+def split_locations(locations: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
+    """Cut locations into runs of neighbouring slots, in the given order.
+
+    Each run is (segment number, first slot, slots, index in `locations` of its first). Locations
+    of one run lie next to each other in the file *and* in the order they were asked for.
+    """
+    if not len(locations):
+        return []
+    starts = [0, *(np.flatnonzero(np.diff(locations) != 1) + 1).tolist()]
+    firsts = locations[starts].tolist()
+    ends = [*starts[1:], len(locations)]
+    mask = (1 << LOCATION_BITS) - 1
+    return [
+        (first >> LOCATION_BITS, first & mask, end - start, start)
+        for first, start, end in zip(firsts, starts, ends, strict=True)
+    ]

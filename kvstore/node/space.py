@@ -1,0 +1,148 @@
+"""The room of a target: its segments, which of their slots are free, and when to add a segment.
+
+Each slot size has its own segments. Room that is not yet in a segment goes to whichever size asks
+first; a segment whose slots are all free may be given to another size when no other room is left.
+Decisions only: files are made and removed by whoever carries a `Growth` out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .free_runs import FreeRuns
+from .segment import (
+    LOCATION_BITS,
+    SLOTS_OFFSET,
+    SLOTS_PER_SEGMENT_MAX,
+    Segment,
+    SegmentShape,
+)
+from .slot import SlotGeometry
+
+SEGMENTS_PER_TARGET_MIN = 8
+"""A small target gets small segments, so that one slot size cannot take all of it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """Neighbouring slots of one segment."""
+
+    segment: Segment
+    first_slot: int
+    count: int
+
+    @property
+    def first_location(self) -> int:
+        return self.segment.shape.first_location + self.first_slot
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A segment to be made, after `removed` are deleted; those have left the space already."""
+
+    shape: SegmentShape
+    removed: tuple[Segment, ...]
+
+
+class SlotSpace:
+    """Segments by number, and the free slots of each slot size."""
+
+    def __init__(self, *, capacity_bytes: int, segment_bytes: int, slots_max: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.segments: dict[int, Segment] = {}
+        self._segment_bytes = min(segment_bytes, capacity_bytes // SEGMENTS_PER_TARGET_MIN)
+        self._slots_max = slots_max
+        self._free: dict[SlotGeometry, FreeRuns] = {}
+        self._next_number = 0
+        self._file_bytes = 0
+        self._slot_count = 0
+
+    def add(self, segment: Segment, free: list[tuple[int, int]]) -> None:
+        """Take in a segment; `free` are its free slots as (first slot, count)."""
+        shape = segment.shape
+        assert shape.number not in self.segments
+        self.segments[shape.number] = segment
+        self._next_number = max(self._next_number, shape.number + 1)
+        self._file_bytes += shape.file_bytes
+        self._slot_count += shape.slot_count
+        runs = self._free.setdefault(shape.geometry, FreeRuns())
+        for first_slot, count in free:
+            runs.give(shape.first_location + first_slot, count)
+
+    def take(self, geometry: SlotGeometry, count: int) -> list[SlotRun]:
+        """Up to `count` free slots, as few runs of neighbours as there are; fewer if it is full."""
+        runs: list[SlotRun] = []
+        free = self._free.get(geometry)
+        while free is not None and count:
+            taken = free.take(count)
+            if taken is None:
+                break
+            start, length = taken
+            slot = start & ((1 << LOCATION_BITS) - 1)
+            runs.append(SlotRun(self.segments[start >> LOCATION_BITS], slot, length))
+            count -= length
+        return runs
+
+    def give(self, segment: Segment, first_slot: int, count: int = 1) -> None:
+        """Make slots free again. Their headers must have been cleared."""
+        shape = segment.shape
+        self._free[shape.geometry].give(shape.first_location + first_slot, count)
+
+    def plan_growth(self, geometry: SlotGeometry) -> Growth | None:
+        """A segment for slots of this size, or None if there is no room for a single one.
+
+        The segments it removes leave the space at once, so that nobody takes slots of them.
+        """
+        room = self._room(geometry)
+        removed: list[Segment] = []
+        wanted = plan_slot_count(geometry, self._segment_bytes, self.capacity_bytes)
+        for segment in self._wholly_free(geometry):
+            if room >= wanted:
+                break
+            self._drop(segment)
+            removed.append(segment)
+            room = self._room(geometry)
+        slot_count = min(wanted, room)
+        if slot_count < 1:
+            assert not removed, "the room of a whole segment does not hold one slot"
+            return None
+        shape = SegmentShape(number=self._next_number, geometry=geometry, slot_count=slot_count)
+        self._next_number += 1
+        return Growth(shape, tuple(removed))
+
+    def _room(self, geometry: SlotGeometry) -> int:
+        """Slots of this size that a new segment could have at most."""
+        left_bytes = self.capacity_bytes - self._file_bytes
+        return min(
+            plan_slot_count(geometry, left_bytes, left_bytes), self._slots_max - self._slot_count
+        )
+
+    def _wholly_free(self, geometry: SlotGeometry) -> list[Segment]:
+        """Segments of other slot sizes that nothing needs and that are worth removing."""
+        room_bytes = self.capacity_bytes - self._file_bytes
+        candidates = [
+            segment
+            for segment in self.segments.values()
+            if segment.shape.geometry != geometry
+            and not segment.pins
+            and self._free[segment.shape.geometry].has_run(
+                segment.shape.first_location, segment.shape.slot_count
+            )
+        ]
+        reachable = room_bytes + sum(segment.shape.file_bytes for segment in candidates)
+        return candidates if plan_slot_count(geometry, reachable, reachable) else []
+
+    def _drop(self, segment: Segment) -> None:
+        shape = segment.shape
+        self._free[shape.geometry].remove_run(shape.first_location, shape.slot_count)
+        del self.segments[shape.number]
+        self._file_bytes -= shape.file_bytes
+        self._slot_count -= shape.slot_count
+
+
+def plan_slot_count(geometry: SlotGeometry, segment_bytes: int, limit_bytes: int) -> int:
+    """Slots of a segment of about `segment_bytes`: at least one if that fits `limit_bytes`."""
+    slots = max((segment_bytes - SLOTS_OFFSET) // geometry.slot_bytes, 1)
+    if SLOTS_OFFSET + slots * geometry.slot_bytes > limit_bytes:
+        return 0
+    return min(slots, SLOTS_PER_SEGMENT_MAX)

@@ -1,0 +1,318 @@
+"""Frames and records of the data plane: bytes in, values out, and back.
+
+The byte layout, the limits and their meaning stand in docs/formats/wire.md. This module knows no
+socket: the node and the client each read bytes in their own way and ask here what they say. Nothing
+here allocates by a number that a peer sent before that number was checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+MAGIC = b"CHLT"
+VERSION = 1
+HEADER_BYTES = 64
+KEY_BYTES = 32
+
+BODY_BYTES_MAX = 1 << 20
+PAYLOAD_BYTES_MAX = 32 << 20
+KEYS_PER_REQUEST_MAX = 1024
+PART_BYTES_TARGET = 1 << 20
+"""A node cuts a READ response into frames of about this many payload bytes."""
+
+VERSION_RACE_S = 10.0
+"""Writers of one key that are closer than this settle on one version; see wire.md."""
+
+_HEADER = struct.Struct("<4sBBBBQIIIHHQQQ")
+_CHECK = struct.Struct("<Q")
+_U32_PAIR = struct.Struct("<II")
+_HELLO = struct.Struct("<16s32s")
+assert _HEADER.size == HEADER_BYTES - _CHECK.size
+
+KIND_REQUEST = 0
+KIND_RESPONSE = 1
+FLAG_LAST = 1
+
+
+class Op(IntEnum):
+    """What a request asks for."""
+
+    HELLO = 1
+    MATCH = 2
+    LOCATE = 3
+    READ = 4
+    WRITE = 5
+    FORGET = 6
+    REPORT = 7
+    STAT = 8
+
+
+class Status(IntEnum):
+    """How a node answers a request as a whole."""
+
+    OK = 0
+    NOT_GREETED = 1
+    WRONG_CLUSTER = 2
+    WRONG_TARGET = 3
+    STALE_EPOCH = 4
+    BUSY = 5
+    BAD_REQUEST = 6
+    DISK_ERROR = 7
+    EXPIRED = 8
+
+
+class WriteOutcome(IntEnum):
+    """What became of one shard of a WRITE."""
+
+    STORED = 1
+    KNOWN = 2
+    KEPT = 3
+    FULL = 4
+    REJECTED = 5
+    FAILED = 6
+
+
+class ReportOutcome(IntEnum):
+    """What a node found when a client said that a shard is bad."""
+
+    GOOD = 0
+    QUARANTINED = 1
+    ABSENT = 2
+
+
+LOCATION = np.dtype(
+    [
+        ("status", "u1"),
+        ("shard", "u1"),
+        ("zero", "<u2"),
+        ("payload_bytes", "<u4"),
+        ("generation", "<u8"),
+        ("block_xxh3", "<u8"),
+        ("zero2", "<u8"),
+    ]
+)
+PART_RECORD = np.dtype(
+    [
+        ("status", "u1"),
+        ("shard", "u1"),
+        ("zero", "<u2"),
+        ("payload_bytes", "<u4"),
+        ("generation", "<u8"),
+        ("payload_xxh3", "<u8"),
+        ("block_xxh3", "<u8"),
+    ]
+)
+WRITE_BATCH = np.dtype(
+    [
+        ("namespace_id", "V16"),
+        ("layout", "V16"),
+        ("ttl_class", "S16"),
+        ("k", "u1"),
+        ("m", "u1"),
+        ("shard", "u1"),
+        ("zero", "V5"),
+        ("shard_bytes", "<u4"),
+        ("block_bytes", "<u4"),
+        ("zero2", "V16"),
+    ]
+)
+WRITE_ITEM = np.dtype(
+    [
+        ("key", "V32"),
+        ("block_index", "<u4"),
+        ("zero", "<u4"),
+        ("payload_xxh3", "<u8"),
+        ("block_xxh3", "<u8"),
+        ("zero2", "<u8"),
+    ]
+)
+REPORT_ITEM = np.dtype([("key", "V32"), ("generation", "<u8")])
+assert (LOCATION.itemsize, PART_RECORD.itemsize) == (32, 32)
+assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (80, 64, 40)
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of this protocol, or break one of its limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The header of a frame; field meanings stand in docs/formats/wire.md."""
+
+    op: int
+    kind: int
+    request_id: int
+    epoch: int = 0
+    deadline_ms: int = 0
+    count: int = 0
+    status: int = 0
+    target: int = 0
+    is_last: bool = True
+    body_bytes: int = 0
+    payload_bytes: int = 0
+    body_xxh3: int = 0
+
+
+def pack_frame(
+    op: Op,
+    kind: int,
+    *,
+    request_id: int,
+    body: bytes | bytearray | memoryview = b"",
+    count: int = 0,
+    payload_bytes: int = 0,
+    epoch: int = 0,
+    deadline_ms: int = 0,
+    status: int = 0,
+    target: int = 0,
+    is_last: bool = True,
+) -> bytes:
+    """Header and body of a frame, ready to be sent before its payload of `payload_bytes`."""
+    head = _HEADER.pack(
+        MAGIC,
+        VERSION,
+        op,
+        kind,
+        FLAG_LAST if is_last else 0,
+        request_id,
+        epoch,
+        deadline_ms,
+        count,
+        status,
+        target,
+        len(body),
+        payload_bytes,
+        xxh3_64_intdigest(body),
+    )
+    return b"".join((head, _CHECK.pack(xxh3_64_intdigest(head)), body))
+
+
+def parse_header(data: bytes | bytearray | memoryview) -> Header:
+    """The header in the first 64 bytes of `data`.
+
+    Raises FrameError, naming what was found and what was expected, for anything that is not a
+    header of version 1 within the limits.
+    """
+    fields = _HEADER.unpack_from(data)
+    magic, version, op, kind, flags, request_id, epoch, deadline_ms, count = fields[:9]
+    status, target, body_bytes, payload_bytes, body_xxh3 = fields[9:]
+    if magic != MAGIC:
+        raise FrameError(f"magic {bytes(magic)!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise FrameError(f"protocol version {version}, expected {VERSION}")
+    check = _CHECK.unpack_from(data, _HEADER.size)[0]
+    computed = xxh3_64_intdigest(bytes(data[: _HEADER.size]))
+    if check != computed:
+        raise FrameError(f"header checksum {check:016x}, computed {computed:016x}")
+    if kind not in (KIND_REQUEST, KIND_RESPONSE) or flags & ~FLAG_LAST:
+        raise FrameError(f"kind {kind} flags {flags}, expected kind 0 or 1 and flags 0 or 1")
+    if op not in _OPS:
+        raise FrameError(f"operation {op}, expected one of {sorted(_OPS)}")
+    if body_bytes > BODY_BYTES_MAX:
+        raise FrameError(f"body of {body_bytes} bytes, at most {BODY_BYTES_MAX}")
+    if payload_bytes > PAYLOAD_BYTES_MAX:
+        raise FrameError(f"payload of {payload_bytes} bytes, at most {PAYLOAD_BYTES_MAX}")
+    return Header(
+        op=op,
+        kind=kind,
+        request_id=request_id,
+        epoch=epoch,
+        deadline_ms=deadline_ms,
+        count=count,
+        status=status,
+        target=target,
+        is_last=bool(flags & FLAG_LAST),
+        body_bytes=body_bytes,
+        payload_bytes=payload_bytes,
+        body_xxh3=body_xxh3,
+    )
+
+
+_OPS = frozenset(int(op) for op in Op)
+
+
+def check_body(header: Header, body: bytes | bytearray | memoryview) -> None:
+    """Raises FrameError unless `body` is the one that `header` announced."""
+    computed = xxh3_64_intdigest(body)
+    if computed != header.body_xxh3:
+        raise FrameError(f"body checksum {header.body_xxh3:016x}, computed {computed:016x}")
+
+
+def pack_hello(cluster: bytes, target: str) -> bytes:
+    """Body of HELLO: who the sender believes the peer to be."""
+    return _HELLO.pack(cluster, target.encode())
+
+
+def parse_hello(body: bytes | memoryview) -> tuple[bytes, str]:
+    """Cluster id (16 bytes) and target name of a HELLO body; FrameError if it is none."""
+    if len(body) != _HELLO.size:
+        raise FrameError(f"HELLO of {len(body)} bytes, expected {_HELLO.size}")
+    cluster, target = _HELLO.unpack(body)
+    try:
+        return cluster, target.rstrip(b"\0").decode()
+    except UnicodeDecodeError as error:
+        raise FrameError(f"target name {target!r} is not UTF-8") from error
+
+
+def join_keys(keys: Sequence[bytes]) -> bytes:
+    """Body of MATCH, LOCATE and FORGET."""
+    return b"".join(keys)
+
+
+def split_keys(body: bytes, count: int, offset: int = 0) -> list[bytes]:
+    """The `count` keys that begin at `offset` of a body; FrameError unless they fill it exactly."""
+    if count > KEYS_PER_REQUEST_MAX:
+        raise FrameError(f"{count} keys, at most {KEYS_PER_REQUEST_MAX}")
+    if len(body) != offset + count * KEY_BYTES:
+        raise FrameError(f"body of {len(body)} bytes for {count} keys behind {offset} bytes")
+    return [body[at : at + KEY_BYTES] for at in range(offset, len(body), KEY_BYTES)]
+
+
+def pack_read(keys: Sequence[bytes], shard_bytes: int) -> bytes:
+    """Body of a READ request."""
+    return _U32_PAIR.pack(shard_bytes, 0) + join_keys(keys)
+
+
+def parse_read(body: bytes, count: int) -> tuple[int, list[bytes]]:
+    """shard_bytes and keys of a READ request."""
+    keys = split_keys(body, count, _U32_PAIR.size)
+    return _U32_PAIR.unpack_from(body)[0], keys
+
+
+def pack_part(first: int, records: NDArray[Any]) -> bytes:
+    """Body of one frame of a READ response; `records` has dtype PART_RECORD."""
+    return _U32_PAIR.pack(first, 0) + records.tobytes()
+
+
+def parse_part(body: bytes | bytearray, count: int) -> tuple[int, NDArray[Any]]:
+    """First key index and PART_RECORD array of one frame of a READ response."""
+    return _U32_PAIR.unpack_from(body)[0] if body else 0, parse_records(
+        body, PART_RECORD, count, _U32_PAIR.size
+    )
+
+
+def parse_records(
+    body: bytes | bytearray, dtype: np.dtype[Any], count: int, offset: int = 0
+) -> NDArray[Any]:
+    """`count` records of `dtype` behind `offset`; FrameError unless they fill the body exactly."""
+    if len(body) != offset + count * dtype.itemsize:
+        raise FrameError(
+            f"body of {len(body)} bytes, expected {offset} + {count} x {dtype.itemsize}"
+        )
+    return np.frombuffer(body, dtype, count, offset)
+
+
+def combine_checksums(payload_xxh3: NDArray[np.uint64]) -> list[int]:
+    """block_xxh3 of each row of data-shard checksums, shape (blocks, k), dtype uint64."""
+    rows = np.ascontiguousarray(payload_xxh3, dtype="<u8")
+    width = rows.shape[1] * 8
+    flat = memoryview(rows.tobytes())
+    return [xxh3_64_intdigest(flat[at : at + width]) for at in range(0, len(flat), width)]

@@ -1,0 +1,183 @@
+"""Shards in, verified blocks out: any k shards of one version, and never a wrong byte."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from erasure.code import Code
+from kvstore import wire
+from kvstore.client.geometry import Batch, ShardGeometry
+from kvstore.client.verify import BlockVerifier
+
+
+@dataclass
+class Stored:
+    """Blocks as the cluster would hold them: every shard, its checksum, and the versions."""
+
+    geometry: ShardGeometry
+    code: Code
+    blocks: NDArray[np.uint8]
+    shards: list[list[bytes]]
+    versions: list[int]
+
+    def record(self, block: int, shard: int) -> NDArray[np.void]:
+        record = np.zeros(1, wire.PART_RECORD)
+        record["payload_xxh3"] = xxh3_64_intdigest(self.shards[block][shard])
+        record["block_xxh3"] = self.versions[block]
+        return record
+
+
+def make_batch(geometry: ShardGeometry, blocks: NDArray[np.uint8]) -> tuple[Batch, object]:
+    scratch = np.zeros(max(len(blocks) * geometry.scratch_bytes, 1), np.uint8)
+    batch = Batch(
+        geometry,
+        blocks=[block.data for block in blocks],
+        addresses=np.array([block.ctypes.data for block in blocks], np.uintp),
+        scratch=scratch.data,
+        scratch_address=scratch.ctypes.data,
+    )
+    return batch, scratch
+
+
+def store(k: int, m: int, block_bytes: int, count: int, seed: int) -> Stored:
+    geometry, code = ShardGeometry(block_bytes, k, m), Code(k, m)
+    blocks = np.random.default_rng(seed).integers(0, 256, (count, block_bytes), np.uint8)
+    batch, _scratch = make_batch(geometry, blocks.copy())
+    batch.spread_tails()
+    addresses = batch.shard_addresses
+    code.encode_at(
+        np.ascontiguousarray(addresses[:, :k]),
+        np.ascontiguousarray(addresses[:, k:]),
+        shard_bytes=batch.shard_bytes,
+    )
+    shards = [[bytes(batch.shard_view(b, j)) for j in range(k + m)] for b in range(count)]
+    sums = np.array([[xxh3_64_intdigest(s) for s in row] for row in shards], np.uint64)
+    return Stored(geometry, code, blocks, shards, wire.combine_checksums(sums[:, :k]))
+
+
+class Fetched:
+    """A batch that shards are delivered into, as the channels would."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.blocks = np.zeros_like(stored.blocks)
+        self.batch, self._scratch = make_batch(stored.geometry, self.blocks)
+        self.verifier = BlockVerifier(self.batch, stored.code)
+
+    def deliver(self, block: int, shard: int) -> None:
+        self.batch.shard_view(block, shard)[:] = self.stored.shards[block][shard]
+        self.verifier.on_shard(shard, np.array([block]), self.stored.record(block, shard))
+
+    def deliver_lie(self, block: int, shard: int, *, version: int | None = None) -> None:
+        """A shard that matches its own checksum and is not what was stored."""
+        record = self.stored.record(block, shard)
+        wrong = bytes(byte ^ 0x5A for byte in self.stored.shards[block][shard])
+        record["payload_xxh3"] = xxh3_64_intdigest(wrong)
+        if version is not None:
+            record["block_xxh3"] = version
+        self.batch.shard_view(block, shard)[:] = wrong
+        self.verifier.on_shard(shard, np.array([block]), record)
+
+
+@st.composite
+def codes_and_sizes(draw: st.DrawFn) -> tuple[int, int, int]:
+    k = draw(st.integers(1, 12))
+    return k, draw(st.integers(0, 6)), draw(st.integers(1024, 9000))
+
+
+@settings(max_examples=60)
+@given(codes_and_sizes(), st.integers(1, 4), st.integers(0, 2**32), st.data())
+def test_any_k_shards_give_every_block_back(
+    shape: tuple[int, int, int], count: int, seed: int, data: st.DataObject
+) -> None:
+    k, m, block_bytes = shape
+    stored = store(k, m, block_bytes, count, seed)
+    fetched = Fetched(stored)
+    for block in range(count):
+        shards = data.draw(st.permutations(range(k + m)))[:k]
+        for shard in shards:
+            fetched.deliver(block, shard)
+    assert fetched.verifier.has_enough_shards
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == count
+    assert np.array_equal(fetched.blocks, stored.blocks)
+
+
+def test_a_block_with_too_few_shards_ends_the_leading_run() -> None:
+    stored = store(4, 2, 4096, 3, seed=1)
+    fetched = Fetched(stored)
+    for block, shards in ((0, (0, 1, 2, 3)), (1, (0, 1, 5)), (2, (2, 3, 4, 5))):
+        for shard in shards:
+            fetched.deliver(block, shard)
+    assert not fetched.verifier.has_enough_shards
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1
+    fetched.deliver(1, 2)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 3
+    assert np.array_equal(fetched.blocks, stored.blocks)
+    assert fetched.verifier.count_decoded(3) == 2
+
+
+@pytest.mark.parametrize("liar", range(6))
+def test_a_shard_that_lies_about_itself_is_found_and_left_out(liar: int) -> None:
+    stored = store(4, 2, 5000, 2, seed=2)
+    fetched = Fetched(stored)
+    for shard in range(6):
+        if shard == liar:
+            fetched.deliver_lie(1, shard)
+        else:
+            fetched.deliver(1, shard)
+        fetched.deliver(0, shard)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 2
+    assert np.array_equal(fetched.blocks, stored.blocks)
+
+
+def test_a_lie_among_only_k_shards_is_never_delivered() -> None:
+    stored = store(4, 2, 5000, 1, seed=3)
+    fetched = Fetched(stored)
+    for shard in (0, 1, 5):
+        fetched.deliver(0, shard)
+    fetched.deliver_lie(0, 2)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 0
+
+
+@pytest.mark.parametrize("other", [0, 2**64 - 1])
+def test_shards_of_two_versions_are_never_joined(other: int) -> None:
+    stored = store(4, 2, 4096, 1, seed=4)
+    fetched = Fetched(stored)
+    for shard in (0, 1, 2):
+        fetched.deliver(0, shard)
+    for shard in (3, 4, 5):
+        fetched.deliver_lie(0, shard, version=other)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 0
+
+
+def test_the_version_of_most_shards_wins() -> None:
+    stored = store(4, 2, 4096, 1, seed=5)
+    fetched = Fetched(stored)
+    fetched.deliver_lie(0, 0, version=77)
+    for shard in (1, 2, 3, 4):
+        fetched.deliver(0, shard)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1
+    assert np.array_equal(fetched.blocks, stored.blocks)
+
+
+def test_a_good_shard_is_not_replaced_by_a_later_one() -> None:
+    stored = store(2, 2, 2048, 1, seed=6)
+    fetched = Fetched(stored)
+    fetched.deliver(0, 0)
+    assert fetched.verifier.has_shards(np.array([0]), 0).tolist() == [True]
+    assert fetched.verifier.has_shards(np.array([0]), 1).tolist() == [False]
+    fetched.deliver(0, 1)
+    fetched.verifier.assemble()
+    assert fetched.verifier.has_shards(np.array([0]), 3).tolist() == [True]
