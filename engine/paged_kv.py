@@ -59,7 +59,7 @@ class PagedKV:
         target[1, :, offset:end].copy_(v_TKD.transpose(0, 1))
 
     def read(self, layer: int, end: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of positions 0 .. end - 1, each [K, N, D] in `dtype`; valid until the next read."""
+        """K and V of positions 0 .. end - 1, each [K, N, D]; valid until the next read."""
         blocks = -(-end // BLOCK_TOKENS)
         index = (self._row_index[:, :blocks] + layer * self._layer_rows).reshape(-1)
         gathered = self._buffer.rows[: len(index)]

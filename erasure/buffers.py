@@ -206,11 +206,10 @@ def require_disjoint(
         raise BufferOverlapError(
             "targets overlap each other", "shared bytes", "a place of its own for each target"
         )
-    # Target [t, t + T) meets source [s, s + S) exactly if s - T < t < s + S.
-    low = np.maximum(sources, target_bytes) - target_bytes
-    meets = np.searchsorted(starts, sources + source_bytes) > np.searchsorted(
-        starts, low, side="right"
-    )
+    # Apart, the targets that begin before a source ends are those that end before it begins.
+    begun = np.searchsorted(starts, sources + source_bytes)
+    ended = np.searchsorted(starts + target_bytes, sources, side="right")
+    meets = begun > ended
     if meets.any():
         raise BufferOverlapError(
             f"source {int(np.flatnonzero(meets)[0])} is overlapped by a target",

@@ -39,7 +39,8 @@ __all__ = ["BufferAddresses", "Code", "ErasureError", "addresses_of", "shard_add
 
 # Keeps address tables and matrices small; the matrix itself would allow 256.
 SHARDS_MAX = 32
-# 10+2 has 78 patterns of one or two losses; with more, the least recently used is made again.
+# Holds all 198 patterns of 10+2: 12 single losses, each from any 10 of 11 others, 66 double ones.
+# Codes with more make the table of the least recently used pattern again.
 DECODE_TABLES_MAX = 256
 
 

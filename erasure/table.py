@@ -1,6 +1,6 @@
 """The back end without ISA-L: look-ups in a 256-byte table for each coefficient.
 
-Right on any machine, some fifty times slower than ISA-L, and it holds the GIL. For tests and for
+Right on any machine, ten to twenty times slower than ISA-L, and it holds the GIL. For tests and for
 machines without the library; not for serving traffic.
 """
 

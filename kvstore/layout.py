@@ -8,6 +8,7 @@ blocks of two layouts never share a key.
 import hashlib
 import json
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -124,8 +125,8 @@ def _checked_sections(given: Iterable[Section]) -> tuple[Section, ...]:
         raise InvalidArgument(
             what="number of sections", given=len(sections), expected=f"at most {SECTIONS_MAX}"
         )
-    names = [section.name for section in sections]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(section.name for section in sections)
+    twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise InvalidArgument(
             what="section names", given=twice, expected="each name once in a layout"

@@ -25,6 +25,8 @@ KEY_BYTES = 32
 BODY_BYTES_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = 32 << 20
 KEYS_PER_REQUEST_MAX = 1024
+REPORTS_PER_REQUEST_MAX = 64
+"""Each reported shard makes the node read it from the disk and hash it."""
 PART_BYTES_TARGET = 1 << 20
 """A node cuts a READ response into frames of about this many payload bytes."""
 
@@ -237,6 +239,41 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 _OPS = frozenset(int(op) for op in Op)
+
+
+def check_request(header: Header) -> None:
+    """Raises FrameError unless `header` is one that a client may send.
+
+    A node asks this before it allocates room for the body: the count must fit the body's length, so
+    no request is longer than KEYS_PER_REQUEST_MAX items of WRITE.
+    """
+    if header.kind != KIND_REQUEST or not header.is_last or header.status:
+        raise FrameError(
+            f"kind {header.kind} last {header.is_last} status {header.status} in a request"
+        )
+    fixed, each = _REQUEST_BODY_BYTES[Op(header.op)]
+    count_max = KEYS_PER_REQUEST_MAX if each else 0
+    if header.count > count_max:
+        raise FrameError(f"{Op(header.op).name} of {header.count}, at most {count_max}")
+    expected = fixed + header.count * each
+    if header.body_bytes != expected:
+        raise FrameError(
+            f"{Op(header.op).name} of {header.count} with a body of {header.body_bytes} bytes,"
+            f" expected {expected}"
+        )
+
+
+_REQUEST_BODY_BYTES = {
+    Op.HELLO: (_HELLO.size, 0),
+    Op.MATCH: (0, KEY_BYTES),
+    Op.LOCATE: (0, KEY_BYTES),
+    Op.READ: (_U32_PAIR.size, KEY_BYTES),
+    Op.WRITE: (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize),
+    Op.FORGET: (0, KEY_BYTES),
+    Op.REPORT: (0, REPORT_ITEM.itemsize),
+    Op.STAT: (0, 0),
+}
+"""Of each request: fixed bytes of its body, and bytes for each of `count`."""
 
 
 def check_body(header: Header, body: bytes | bytearray | memoryview) -> None:

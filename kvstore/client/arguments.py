@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from erasure.buffers import BufferAddresses, addresses_of
-from erasure.errors import ErasureError
+from erasure.code import BufferAddresses, ErasureError, addresses_of
 
 from ..errors import InvalidArgument
 from ..key import KEY_BYTES, Namespace

@@ -35,6 +35,11 @@ HEDGE_MAX_S = 0.2
 HEDGE_FACTOR = 3.0
 """Further shards are asked after this many times the usual delay."""
 
+GRACE_FACTOR = 0.25
+GRACE_MAX_S = 0.002
+"""With k shards there and data among the missing, so much longer (as a share of the time until
+now) is waited for the data: to receive it costs less than to rebuild it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
@@ -71,7 +76,10 @@ class BatchFetch:
         self._pending: dict[int, ShardRead] = {}
         self._is_settled = False
         self._done: asyncio.Future[None] = loop.create_future()
+        self._grace: asyncio.TimerHandle | None = None
+        self._asked_at_s = 0.0
         self._deadline_s = 0.0
+        self._ended = 0
         self._rejected = 0
 
     async def run(self, deadline_s: float) -> BatchResult:
@@ -90,6 +98,7 @@ class BatchFetch:
             min(max(HEDGE_FACTOR * usual_s, HEDGE_MIN_S), HEDGE_MAX_S), self._hedge
         )
         ended = FetchEnd.DEADLINE
+        self._asked_at_s = self._loop.time()
         try:
             for shard in chosen:
                 self._ask(shard)
@@ -115,6 +124,8 @@ class BatchFetch:
 
     def _settle(self) -> None:
         self._is_settled = True
+        if self._grace is not None:
+            self._grace.cancel()
         self._detach_pending()
 
     def _detach_pending(self) -> None:
@@ -160,6 +171,7 @@ class BatchFetch:
         if self._is_settled:
             return
         self._pending.pop(shard, None)
+        self._ended += 1
         if not is_whole:
             self._ask_further()
         self._check()
@@ -187,7 +199,7 @@ class BatchFetch:
         self._counters.shards_missing += count
 
     def _check(self) -> None:
-        if self._pending and not self.verifier.has_enough_shards:
+        if self._pending and not self._is_ready():
             return
         # Decoding writes where a late shard would land: first nobody else may write there.
         self._detach_pending()
@@ -197,12 +209,33 @@ class BatchFetch:
         else:
             self._finish()
 
-    def places(self, rows: NDArray[np.intp], shard: int) -> list[memoryview]:
-        """Where shards go: each in its place, unless what lies there is good already."""
-        views = [self.batch.shard_view(row, shard) for row in rows.tolist()]
-        for at in np.flatnonzero(self.verifier.has_shards(rows, shard)).tolist():
-            views[at] = self.waste
-        return views
+    def _is_ready(self) -> bool:
+        """Is it time to put blocks together? If data is missing, a little later: it may come."""
+        if self._ended < self._code.k or not self.verifier.has_enough_shards:
+            return False
+        if self._grace is not None or self.verifier.has_all_data:
+            return True
+        waited_s = self._loop.time() - self._asked_at_s
+        self._grace = self._loop.call_later(
+            min(GRACE_FACTOR * waited_s, GRACE_MAX_S), self._on_grace_over
+        )
+        return False
+
+    def _on_grace_over(self) -> None:
+        if not self._is_settled:
+            self._check()
+
+    def places(self, shard: int, first: int, here: NDArray[np.bool_]) -> list[memoryview]:
+        """Where the shards of the blocks from `first` on go that are `here`: each in its place,
+        unless what lies there is good already."""
+        views = self.batch.shard_views(shard, first, first + len(here))
+        is_taken = self.verifier.has_shards(shard, first, len(here))
+        if is_taken.any():
+            for at in np.flatnonzero(is_taken).tolist():
+                views[at] = self.waste
+        if here.all():
+            return views
+        return [views[at] for at in np.flatnonzero(here).tolist()]
 
     def _finish(self) -> None:
         self._settle()
@@ -211,7 +244,11 @@ class BatchFetch:
 
 
 class ShardRead:
-    """The answer of one node to one READ: the sink that puts shards in place and hashes them."""
+    """The answer of one node to one READ: the sink that puts shards in place and hashes them.
+
+    Nearly always every shard of a frame is there and good, so that is one comparison of columns;
+    only a frame with an exception is looked at row by row.
+    """
 
     def __init__(self, fetch: BatchFetch, shard: int) -> None:
         self.is_detached = False
@@ -219,8 +256,8 @@ class ShardRead:
         self._shard = shard
         self._next_block = 0
         self._is_whole = True
+        self._first = 0
         self._records: NDArray[Any] = np.empty(0, wire.PART_RECORD)
-        self._rows: NDArray[np.intp] = np.empty(0, np.intp)
         self._views: list[memoryview] = []
 
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
@@ -232,41 +269,43 @@ class ShardRead:
         if header.is_last != (end == len(batch)):
             raise wire.FrameError(f"last frame ends at block {end} of {len(batch)}")
         self._next_block = end
-        here = np.flatnonzero(records["status"] == 1)
+        here = records["status"] == 1
+        count = int(np.count_nonzero(here))
         if (records["payload_bytes"][here] != batch.shard_bytes).any():
             raise wire.FrameError(f"a shard that has not the {batch.shard_bytes} bytes asked for")
         if self.is_detached:
-            return [self._fetch.waste] * len(here)
-        self._records = records[here]
-        self._rows = here + first
-        if len(here) < header.count:
+            return [self._fetch.waste] * count
+        self._first, self._records = first, records
+        if count < header.count:
             self._is_whole = False
-            self._fetch.on_shards_missing(header.count - len(here))
-        self._views = self._fetch.places(self._rows, self._shard)
+            self._fetch.on_shards_missing(header.count - count)
+        self._views = self._fetch.places(self._shard, first, here)
         return self._views
 
     def on_payload(self) -> None:
-        computed = [xxh3_64_intdigest(view) for view in self._views]
-        told: list[int] = self._records["payload_xxh3"].tolist()
-        is_ours = self._records["shard"] == self._shard
-        is_good = is_ours & (np.array(computed, np.uint64) == self._records["payload_xxh3"])
-        self._fetch.verifier.on_shard(self._shard, self._rows[is_good], self._records[is_good])
-        self._views = []
+        computed = list(map(xxh3_64_intdigest, self._views))
+        records, self._views = self._records, []
+        here = records["status"] == 1
+        matches = np.zeros(len(records), np.bool_)
+        matches[here] = np.array(computed, np.uint64) == records["payload_xxh3"][here]
+        is_good = matches & (records["shard"] == self._shard)
+        self._fetch.verifier.on_shards(self._shard, self._first, records, is_good)
         if is_good.all():
             return
         self._is_whole = False
-        for at in np.flatnonzero(~is_good).tolist():
-            if computed[at] != told[at]:
-                generation = int(self._records["generation"][at])
-                self._fetch.on_shard_rejected(self._shard, int(self._rows[at]), generation)
-            else:
-                self._fetch.on_shards_missing(1)
+        for row in np.flatnonzero(here & ~matches).tolist():
+            generation = int(records["generation"][row])
+            self._fetch.on_shard_rejected(self._shard, self._first + row, generation)
+        self._fetch.on_shards_missing(int(np.count_nonzero(matches & ~is_good)))
 
     def on_end(self) -> None:
-        self._fetch.on_shard_ended(self._shard, is_whole=self._is_whole)
+        # The same shard may have been asked for again since this request was given up.
+        if not self.is_detached:
+            self._fetch.on_shard_ended(self._shard, is_whole=self._is_whole)
 
     def on_failure(self, error: NodeError) -> None:
-        self._fetch.on_shard_failed(self._shard, error)
+        if not self.is_detached:
+            self._fetch.on_shard_failed(self._shard, error)
 
 
 class _IgnoredAnswer:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..cluster.entities import ClusterMap
-from ..cluster.map import load_cluster_map
+from ..cluster.source import FileMapSource, MapSource
 from ..errors import ClientClosed
 from ..key import Namespace
 from .results import ClientCounters, FetchResult, SaveResult
@@ -32,14 +32,15 @@ class BlockingStoreClient:
     """`StoreClient` with blocking calls; what each does, takes and raises is written there."""
 
     def __init__(self, path: str | Path) -> None:
-        cluster_map = load_cluster_map(path)
+        source = FileMapSource(path)
+        cluster_map = source.load()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="store-client", daemon=True
         )
         self._thread.start()
         self._is_closed = False
-        self._client = self._run(_make_client(cluster_map), "open")
+        self._client = self._run(_make_client(cluster_map, source), "open")
 
     def match(self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0) -> int:
         """See StoreClient.match."""
@@ -147,8 +148,8 @@ class BlockingStoreClient:
             raise
 
 
-async def _make_client(cluster_map: ClusterMap) -> StoreClient:
-    return StoreClient(cluster_map)
+async def _make_client(cluster_map: ClusterMap, source: MapSource) -> StoreClient:
+    return StoreClient(cluster_map, source=source)
 
 
 async def _close_client(client: StoreClient) -> None:

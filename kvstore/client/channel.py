@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -217,8 +218,8 @@ class NodeChannel:
             self._connecting.cancel()
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            reason = OSError(code, "").strerror or f"error {code}"
-            self._fail(NodeUnreachable(self.node, f"connect to {self._address}: {reason}"))
+            reason = f"connect to {self._address}: {os.strerror(code)}"
+            self._fail(NodeUnreachable(self.node, reason))
         else:
             self._begin()
 
@@ -267,9 +268,12 @@ class NodeChannel:
         if self._socket is None:
             return
         log.info("node %s: %s", self.node, error.detail)
+        self.health.on_failed()
+        self._end(error)
+
+    def _end(self, error: NodeError) -> None:
         waiting = list(self._waiting)
         self._disconnect()
-        self.health.on_failed()
         for request in waiting:
             request.sink.on_failure(error)
 
@@ -292,7 +296,7 @@ class NodeChannel:
     def close(self) -> None:
         """Closes for good; requests that wait fail."""
         self._is_closed = True
-        self._fail(NodeUnreachable(self.node, "the client was closed"))
+        self._end(NodeUnreachable(self.node, "the client was closed"))
 
 
 class _HelloSink:

@@ -11,7 +11,6 @@ parity live in scratch memory. `Batch` gives the address and the view of any of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,31 +18,31 @@ from numpy.typing import NDArray
 from ..layout import shard_bytes as shard_bytes_of
 
 
-@dataclass(frozen=True, slots=True)
 class ShardGeometry:
-    """Sizes that follow from a block's size and the code k + m."""
+    """Sizes that follow from a block's size and the code k + m.
 
-    block_bytes: int
-    k: int
-    m: int
+    `whole_shards` lie inside the block; the `scratch_shards` others of each block live in
+    `scratch_bytes` of scratch memory.
+    """
 
-    @property
-    def shard_bytes(self) -> int:
-        return shard_bytes_of(self.block_bytes, self.k)
+    __slots__ = (
+        "block_bytes",
+        "k",
+        "m",
+        "scratch_bytes",
+        "scratch_shards",
+        "shard_bytes",
+        "whole_shards",
+    )
 
-    @property
-    def whole_shards(self) -> int:
-        """Shards that lie whole inside the block; the others live in scratch memory."""
-        return self.block_bytes // self.shard_bytes
-
-    @property
-    def scratch_shards(self) -> int:
-        return self.k + self.m - self.whole_shards
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Scratch memory for each block."""
-        return self.scratch_shards * self.shard_bytes
+    def __init__(self, block_bytes: int, k: int, m: int) -> None:
+        self.block_bytes = block_bytes
+        self.k = k
+        self.m = m
+        self.shard_bytes = shard_bytes_of(block_bytes, k)
+        self.whole_shards = block_bytes // self.shard_bytes
+        self.scratch_shards = k + m - self.whole_shards
+        self.scratch_bytes = self.scratch_shards * self.shard_bytes
 
 
 class Batch:
@@ -85,11 +84,18 @@ class Batch:
 
     def shard_view(self, block: int, shard: int) -> memoryview:
         """The bytes of one shard, where it lies."""
+        return self.shard_views(shard, block, block + 1)[0]
+
+    def shard_views(self, shard: int, first: int, end: int) -> list[memoryview]:
+        """The bytes of shard `shard` of the blocks `first` to `end`."""
         size = self.shard_bytes
         if shard < self._whole:
-            return self.blocks[block][shard * size : (shard + 1) * size]
-        at = (block * self.geometry.scratch_shards + shard - self._whole) * size
-        return self._scratch[at : at + size]
+            start, stop = shard * size, (shard + 1) * size
+            return [block[start:stop] for block in self.blocks[first:end]]
+        stride = self.geometry.scratch_bytes
+        start = (shard - self._whole) * size + first * stride
+        places = range(start, start + (end - first) * stride, stride)
+        return [self._scratch[at : at + size] for at in places]
 
     def spread_tails(self) -> None:
         """Copies the rest of each block into its tail shards, zeros behind it: before encoding."""

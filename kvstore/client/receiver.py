@@ -154,7 +154,10 @@ class AnswerReceiver:
             window = self._views[self._view_at : self._view_at + SCATTER_VIEWS_MAX]
             received = connection.recvmsg_into(window)[0]
         else:
-            received = connection.recv_into(self._waste[: self._payload_left_bytes])
+            # MSG_TRUNC: the kernel throws TCP's bytes away without copying them (tcp(7)).
+            received = connection.recv_into(
+                self._waste, min(self._payload_left_bytes, WASTE_BYTES), socket.MSG_TRUNC
+            )
         if received == 0:
             raise ConnectionResetError("the node closed the connection within a payload")
         self._payload_left_bytes -= received

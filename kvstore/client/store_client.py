@@ -11,15 +11,17 @@ of its span. No operation raises because a node is down, slow or wrong: such fau
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster.entities import ClusterMap
-from ..cluster.map import load_cluster_map
-from ..errors import ClientClosed
+from ..cluster.source import FileMapSource, MapSource
+from ..errors import ClientClosed, ClusterMapError
 from ..key import Namespace
 from .arguments import (
     check_deadline,
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
 
     from .blocking import BlockingStoreClient
 
+log = logging.getLogger(__name__)
+
+MAP_LOOK_INTERVAL_S = 1.0
+OLD_MAP_GRACE_S = 60.0
+
 
 class StoreClient:
     """A connection to a cluster. Belongs to the event loop in which it was opened.
@@ -51,16 +58,23 @@ class StoreClient:
     """
 
     def __init__(
-        self, cluster_map: ClusterMap, *, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster_map: ClusterMap,
+        *,
+        source: MapSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self._context = ClientContext(
+        self._shared = ClientContext(
             router=Router(cluster_map, loop, clock),
             scratch=ScratchPool(),
             counters=ClientCounters(),
             loop=loop,
             clock=clock,
         )
+        self._source = source
+        self._looked_at_s = clock()
+        self._old_routers: list[Router] = []
         self._is_closed = False
 
     @staticmethod
@@ -70,7 +84,8 @@ class StoreClient:
 
         Raises MissingClusterMap or InvalidClusterMap. Nodes are connected to when first needed.
         """
-        client = StoreClient(load_cluster_map(path))
+        source = FileMapSource(path)
+        client = StoreClient(source.load(), source=source)
         try:
             yield client
         finally:
@@ -86,17 +101,18 @@ class StoreClient:
     @property
     def map(self) -> ClusterMap:
         """The cluster map this client uses."""
-        return self._context.router.map
+        return self._shared.router.map
 
     @property
     def counters(self) -> ClientCounters:
         """What this client has done since it was opened."""
-        return self._context.counters
+        return self._shared.counters
 
     def close(self) -> None:
         """Closes all connections. Operations that run end with what they have."""
         self._is_closed = True
-        self._context.router.close()
+        for router in (self._shared.router, *self._old_routers):
+            router.close()
 
     async def match(
         self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0
@@ -106,10 +122,10 @@ class StoreClient:
         A hint: a block may be gone when it is fetched. Renews nothing. 0 if nobody answers in time.
         Raises InvalidArgument, ClientClosed.
         """
-        self._check_open("match")
+        context = self._context("match")
         check_keys(namespace, keys)
         deadline_s = check_deadline(deadline_s)
-        return await match_blocks(self._context.router, keys, deadline_s, self._context.loop)
+        return await match_blocks(context.router, keys, deadline_s, context.loop)
 
     async def fetch(
         self,
@@ -127,7 +143,7 @@ class StoreClient:
         verified; never raises for a miss. Buffers behind that run hold undefined bytes; nothing is
         written to any buffer after the return. Raises InvalidArgument, ClientClosed.
         """
-        self._check_open("fetch")
+        context = self._context("fetch")
         check_keys(namespace, keys)
         check_range(keys, buffers, first_block)
         deadline_s = check_deadline(deadline_s)
@@ -135,7 +151,7 @@ class StoreClient:
         views, held = hold_buffers(buffers, block_bytes, writable=True)
         with held:
             return await fetch_blocks(
-                self._context,
+                context,
                 keys,
                 first_block=first_block,
                 views=views,
@@ -161,7 +177,7 @@ class StoreClient:
         the buffers may be changed. Never raises because a node is down or full: that is in the
         result. Raises InvalidArgument, ClientClosed.
         """
-        self._check_open("save")
+        context = self._context("save")
         check_keys(namespace, keys)
         check_range(keys, buffers, first_block)
         check_ttl_class(ttl_class)
@@ -169,7 +185,7 @@ class StoreClient:
         views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=False)
         with held:
             return await save_blocks(
-                self._context,
+                context,
                 namespace,
                 keys,
                 first_block=first_block,
@@ -192,16 +208,42 @@ class StoreClient:
         Returns how many of these blocks cannot be read any more, whether they were stored or not:
         fewer than asked if k or more nodes did not answer. Raises InvalidArgument, ClientClosed.
         """
-        self._check_open("forget")
+        context = self._context("forget")
         check_keys(namespace, keys)
         check_first_block(keys, first_block)
-        return await forget_blocks(self._context, keys, first_block, check_deadline(deadline_s))
+        return await forget_blocks(context, keys, first_block, check_deadline(deadline_s))
 
     async def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
         """What each node says of itself, in the map's order; also of nodes that do not answer."""
-        self._check_open("node_reports")
-        return await ask_statistics(self._context, check_deadline(deadline_s))
+        context = self._context("node_reports")
+        return await ask_statistics(context, check_deadline(deadline_s))
 
-    def _check_open(self, operation: str) -> None:
+    def _context(self, operation: str) -> ClientContext:
+        """What an operation works with; the map is looked at now and then."""
         if self._is_closed:
             raise ClientClosed(operation)
+        now_s = self._shared.clock()
+        if self._source is not None and now_s - self._looked_at_s >= MAP_LOOK_INTERVAL_S:
+            self._looked_at_s = now_s
+            if self._source.has_changed():
+                self._follow_map(self._source)
+        return self._shared
+
+    def _follow_map(self, source: MapSource) -> None:
+        try:
+            cluster_map = source.load()
+        except ClusterMapError as error:
+            log.warning("the cluster map cannot be used, the old one stays: %s", error)
+            return
+        log.info("cluster map: epoch %d follows %d", cluster_map.epoch, self.map.epoch)
+        old = self._shared.router
+        self._shared = replace(
+            self._shared, router=Router(cluster_map, self._shared.loop, self._shared.clock)
+        )
+        # Operations that run go on with the old map; after this time none of them can be left.
+        self._old_routers.append(old)
+        self._shared.loop.call_later(OLD_MAP_GRACE_S, self._drop_router, old)
+
+    def _drop_router(self, router: Router) -> None:
+        self._old_routers.remove(router)
+        router.close()

@@ -34,17 +34,21 @@ class BlockVerifier:
         self.rejected = 0
         """Shards that match their own checksum and still do not belong to their block."""
 
-    def on_shard(self, shard: int, rows: NDArray[np.intp], records: NDArray[Any]) -> None:
-        """Shard `shard` of the blocks `rows` is in place and matches its own checksum."""
-        is_new = ~self.has_shards(rows, shard)
-        rows, records = rows[is_new], records[is_new]
-        self._arrived[rows, shard] = True
-        self._payload_xxh3[rows, shard] = records["payload_xxh3"]
-        self._version[rows, shard] = records["block_xxh3"]
+    def on_shards(
+        self, shard: int, first: int, records: NDArray[Any], is_good: NDArray[np.bool_]
+    ) -> None:
+        """Shard `shard` of the blocks from `first` on arrived, as PART_RECORDs; those that are
+        `is_good` are in place and match their own checksum."""
+        rows = slice(first, first + len(records))
+        is_new = is_good & ~self.has_shards(shard, first, len(records))
+        np.copyto(self._payload_xxh3[rows, shard], records["payload_xxh3"], where=is_new)
+        np.copyto(self._version[rows, shard], records["block_xxh3"], where=is_new)
+        self._arrived[rows, shard] |= is_new
 
-    def has_shards(self, rows: NDArray[np.intp], shard: int) -> NDArray[np.bool_]:
-        """For each of `rows`: are the bytes of this shard good already, so that nobody may write
-        there again?"""
+    def has_shards(self, shard: int, first: int, count: int) -> NDArray[np.bool_]:
+        """For each block from `first` on: are the bytes of this shard good already, so that nobody
+        may write there again?"""
+        rows = slice(first, first + count)
         has_them: NDArray[np.bool_] = self._verified[rows] | self._arrived[rows, shard]
         return has_them
 
@@ -52,6 +56,11 @@ class BlockVerifier:
     def has_enough_shards(self) -> bool:
         """True if every block has k shards, of whatever version."""
         return bool((self._arrived.sum(axis=1) >= self._code.k).all())
+
+    @property
+    def has_all_data(self) -> bool:
+        """True if no block needs decoding."""
+        return bool(self._arrived[:, : self._code.k].all())
 
     @property
     def leading_blocks(self) -> int:

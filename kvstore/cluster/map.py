@@ -103,14 +103,16 @@ def read_map_file(path: str | Path) -> tuple[bytes, os.stat_result]:
         raise MissingClusterMap(path) from error
     except OSError as error:
         raise InvalidClusterMap(path, [f"cannot be opened: {error.strerror}"]) from error
-    with open(descriptor, "rb") as file:
+    try:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise InvalidClusterMap(path, ["is not a regular file"])
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAP_BYTES_MAX + 1)
-        except OSError as error:
-            raise InvalidClusterMap(path, [f"cannot be read: {error.strerror}"]) from error
+    except OSError as error:
+        raise InvalidClusterMap(path, [f"cannot be read: {error.strerror}"]) from error
+    finally:
+        os.close(descriptor)
     if len(content) > MAP_BYTES_MAX:
         raise InvalidClusterMap(path, [_too_large(max(state.st_size, len(content)))])
     return content, state

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .slot import CHECKED_BYTES, HEADER_BYTES, SLOT_HEADER, SlotGeometry
+from .slot import CHECKED_BYTES, SLOT_HEADER, SlotGeometry
 from .waiting import Waiter
 
 BUFFER_BYTES_MIN = 64 << 10
@@ -35,7 +35,7 @@ class SlotViews:
 
 
 class Buffer:
-    """Bytes that belong to one operation until it releases them. `view` is at least as long as asked."""
+    """Bytes of one operation until it releases them; `view` is as long as asked, or longer."""
 
     def __init__(self, size_bytes: int, pool: BufferPool) -> None:
         self.size_bytes = size_bytes
@@ -64,9 +64,7 @@ class Buffer:
         return SlotViews(
             payloads=[self.view[at : at + payload_bytes] for at in starts],
             checked=[self.view[at + behind_payload : at + checked_bytes] for at in starts],
-            headers=np.ndarray(
-                (count,), SLOT_HEADER, self.view, behind_payload, (slot_bytes,)
-            ),
+            headers=np.ndarray((count,), SLOT_HEADER, self.view, behind_payload, (slot_bytes,)),
         )
 
 
@@ -136,6 +134,3 @@ def round_size(size_bytes: int) -> int:
     size_bytes = max(size_bytes, BUFFER_BYTES_MIN)
     step = 1 << max(size_bytes.bit_length() - 3, 0)
     return -(-size_bytes // step) * step
-
-
-assert HEADER_BYTES > CHECKED_BYTES

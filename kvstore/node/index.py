@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .segment import LOCATION_BITS, Segment
+from .segment import LOCATION_BITS, SLOT_MASK, Segment
 
 ABSENT = -1
-_SLOT_MASK = (1 << LOCATION_BITS) - 1
 
 
 class SlotIndex:
@@ -30,10 +29,10 @@ class SlotIndex:
         """The key's location, or ABSENT."""
         return self._locations.get(key, ABSENT)
 
-    def find(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
-        """The location of each key, ABSENT where there is none; shape (len(keys),)."""
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """The location of each key, ABSENT where there is none."""
         get = self._locations.get
-        return np.array([get(key, ABSENT) for key in keys], np.int64)
+        return [get(key, ABSENT) for key in keys]
 
     def contains_each(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
         """Whether each key is here; shape (len(keys),)."""
@@ -58,7 +57,7 @@ class SlotIndex:
 
     def resolve(self, location: int) -> tuple[Segment, int]:
         """Segment and slot of a location."""
-        return self._segments[location >> LOCATION_BITS], location & _SLOT_MASK
+        return self._segments[location >> LOCATION_BITS], location & SLOT_MASK
 
     def _forget_slot(self, location: int) -> None:
         segment, slot = self.resolve(location)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from .disk import Disk
@@ -28,6 +27,7 @@ SEGMENT_MAGIC = b"CACHSEGM"
 SLOTS_OFFSET = 4096
 LOCATION_BITS = 24
 """A location is segment number << 24 | slot."""
+SLOT_MASK = (1 << LOCATION_BITS) - 1
 SLOTS_PER_SEGMENT_MAX = (1 << LOCATION_BITS) - 1
 """One less than would fit, so that the last slot of a segment never touches the next segment."""
 TEMPORARY_SUFFIX = ".tmp"
@@ -111,9 +111,7 @@ class Segment:
 
     __slots__ = ("columns", "descriptor", "is_dirty", "path", "pins", "read_way", "shape")
 
-    def __init__(
-        self, shape: SegmentShape, path: Path, descriptor: int, read_way: ReadWay
-    ) -> None:
+    def __init__(self, shape: SegmentShape, path: Path, descriptor: int, read_way: ReadWay) -> None:
         self.shape = shape
         self.path = path
         self.descriptor = descriptor
@@ -249,21 +247,3 @@ def parse_segment_header(data: bytes, identity: TargetIdentity) -> SegmentShape:
     if slot_bytes != geometry.slot_bytes or not 0 < slot_count <= SLOTS_PER_SEGMENT_MAX:
         raise ValueError(f"{slot_count} slots of {slot_bytes} bytes for shards of {payload_bytes}")
     return SegmentShape(number=number, geometry=geometry, slot_count=slot_count)
-
-
-def split_locations(locations: NDArray[np.int64]) -> list[tuple[int, int, int, int]]:
-    """Cut locations into runs of neighbouring slots, in the given order.
-
-    Each run is (segment number, first slot, slots, index in `locations` of its first). Locations
-    of one run lie next to each other in the file *and* in the order they were asked for.
-    """
-    if not len(locations):
-        return []
-    starts = [0, *(np.flatnonzero(np.diff(locations) != 1) + 1).tolist()]
-    firsts = locations[starts].tolist()
-    ends = [*starts[1:], len(locations)]
-    mask = (1 << LOCATION_BITS) - 1
-    return [
-        (first >> LOCATION_BITS, first & mask, end - start, start)
-        for first, start, end in zip(firsts, starts, ends, strict=True)
-    ]

@@ -7,7 +7,7 @@ as the shards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,18 +53,19 @@ assert SLOT_HEADER.fields["header_xxh3"][1] == CHECKED_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SlotGeometry:
-    """Where things lie in a slot that has room for a shard of `payload_bytes`."""
+    """Where things lie in a slot that has room for a shard of `payload_bytes`.
+
+    `header_offset` is the first byte of the header: the payload's end, aligned up.
+    """
 
     payload_bytes: int
+    header_offset: int = field(init=False, compare=False)
+    slot_bytes: int = field(init=False, compare=False)
 
-    @property
-    def header_offset(self) -> int:
-        """First byte of the header: the payload's end, aligned up."""
-        return -(-self.payload_bytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.header_offset + HEADER_BYTES
+    def __post_init__(self) -> None:
+        header_offset = -(-self.payload_bytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
+        object.__setattr__(self, "header_offset", header_offset)
+        object.__setattr__(self, "slot_bytes", header_offset + HEADER_BYTES)
 
 
 def seal_headers(headers: NDArray[Any]) -> None:
@@ -79,7 +80,7 @@ def seal_headers(headers: NDArray[Any]) -> None:
 
 def checksum_headers(headers: NDArray[Any]) -> NDArray[np.uint64]:
     """The checksum that each of `headers` should carry; shape (n,), dtype uint64."""
-    view = memoryview(headers.view(np.uint8).reshape(-1))
+    view = memoryview(headers.tobytes())
     starts = range(0, len(view), HEADER_BYTES)
     return np.fromiter(
         [xxh3_64_intdigest(view[at : at + CHECKED_BYTES]) for at in starts],

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from .free_runs import FreeRuns
 from .segment import (
     LOCATION_BITS,
+    SLOT_MASK,
     SLOTS_OFFSET,
     SLOTS_PER_SEGMENT_MAX,
     Segment,
@@ -78,8 +79,8 @@ class SlotSpace:
             if taken is None:
                 break
             start, length = taken
-            slot = start & ((1 << LOCATION_BITS) - 1)
-            runs.append(SlotRun(self.segments[start >> LOCATION_BITS], slot, length))
+            segment = self.segments[start >> LOCATION_BITS]
+            runs.append(SlotRun(segment, start & SLOT_MASK, length))
             count -= length
         return runs
 

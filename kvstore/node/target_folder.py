@@ -73,9 +73,7 @@ def _check_identity(path: Path, identity: TargetIdentity) -> bool:
     expected = _describe(identity)
     for field in ("format", "cluster", "target"):
         if found.get(field) != expected[field]:
-            raise TargetMismatch(
-                path, what=field, found=found.get(field), expected=expected[field]
-            )
+            raise TargetMismatch(path, what=field, found=found.get(field), expected=expected[field])
     return True
 
 

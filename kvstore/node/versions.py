@@ -1,4 +1,4 @@
-"""Which of two versions of one shard a node keeps. Pure; the reasons are in docs/formats/wire.md."""
+"""Which of two versions of one shard a node keeps; the reasons are in docs/formats/wire.md."""
 
 from __future__ import annotations
 

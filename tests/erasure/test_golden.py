@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from erasure.code import Code
 from erasure.matrix import FIELD_POLYNOMIAL, cauchy_generator
 from tests.erasure.write_golden import CODES, GOLDEN_DIR, golden_data, golden_path, golden_text
+
+ROOT = Path(__file__).parents[2]
 
 each_code = pytest.mark.parametrize(("k", "m"), CODES, ids=[f"{k}+{m}" for k, m in CODES])
 
@@ -71,3 +74,16 @@ def test_reconstruct_gives_golden_data_when_as_many_shards_are_lost_as_may_be(
         lost, left, [[shards[j] for j in left]], [targets], shard_bytes=golden["shard_bytes"]
     )
     assert [bytes(target) for target in targets] == [shards[j] for j in lost]
+
+
+def test_format_page_shows_golden_bytes() -> None:
+    page = " ".join((ROOT / "docs" / "formats" / "erasure-code.md").read_text().split())
+    golden = read_golden(4, 2)
+    shown = [
+        *read_golden(10, 2)["parity_rows_hex"],
+        *golden["parity_rows_hex"],
+        *golden["short"]["data_hex"],
+        *golden["short"]["parity_hex"],
+    ]
+    for row in shown:
+        assert bytes.fromhex(row).hex(" ") in page

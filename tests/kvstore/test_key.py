@@ -72,6 +72,15 @@ def test_block_keys_match_golden_vectors(vector: dict[str, Any], number: int) ->
     assert [key.hex() for key in keys] == prompt["keys"]
 
 
+def test_worked_example_of_the_format_page_is_the_first_golden_vector() -> None:
+    page = (GOLDEN.parents[1] / "docs/formats/keys.md").read_text()
+    vector = VECTORS["namespaces"][0]
+    (prompt,) = (prompt for prompt in vector["prompts"] if prompt["name"] == "one block")
+    values = (vector["fingerprint"], vector["namespace_id"], *prompt["keys"])
+    assert all(f"`{value}`" in page for value in values)
+    assert f"printf %s '{vector['canonical_json']}' | sha256sum" in page
+
+
 def test_keys_are_equal_in_another_process() -> None:
     program = (
         "from kvstore.key import Namespace; from kvstore.layout import BlockLayout, Section\n"

@@ -71,7 +71,7 @@ class Fetched:
 
     def deliver(self, block: int, shard: int) -> None:
         self.batch.shard_view(block, shard)[:] = self.stored.shards[block][shard]
-        self.verifier.on_shard(shard, np.array([block]), self.stored.record(block, shard))
+        self.verifier.on_shards(shard, block, self.stored.record(block, shard), np.array([True]))
 
     def deliver_lie(self, block: int, shard: int, *, version: int | None = None) -> None:
         """A shard that matches its own checksum and is not what was stored."""
@@ -81,7 +81,7 @@ class Fetched:
         if version is not None:
             record["block_xxh3"] = version
         self.batch.shard_view(block, shard)[:] = wrong
-        self.verifier.on_shard(shard, np.array([block]), record)
+        self.verifier.on_shards(shard, block, record, np.array([True]))
 
 
 @st.composite
@@ -176,8 +176,8 @@ def test_a_good_shard_is_not_replaced_by_a_later_one() -> None:
     stored = store(2, 2, 2048, 1, seed=6)
     fetched = Fetched(stored)
     fetched.deliver(0, 0)
-    assert fetched.verifier.has_shards(np.array([0]), 0).tolist() == [True]
-    assert fetched.verifier.has_shards(np.array([0]), 1).tolist() == [False]
+    assert fetched.verifier.has_shards(0, 0, 1).tolist() == [True]
+    assert fetched.verifier.has_shards(1, 0, 1).tolist() == [False]
     fetched.deliver(0, 1)
     fetched.verifier.assemble()
-    assert fetched.verifier.has_shards(np.array([0]), 3).tolist() == [True]
+    assert fetched.verifier.has_shards(3, 0, 1).tolist() == [True]

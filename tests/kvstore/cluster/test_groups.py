@@ -64,15 +64,15 @@ def test_targets_and_pairs_of_nodes_are_used_alike(
     pairs = node_pairs_of(groups)
     assert len(pairs) == comb(node_count, 2)
     mean = sum(pairs.values()) / len(pairs)
-    assert max(pairs.values()) <= 1.3 * mean
-    assert min(pairs.values()) >= 0.65 * mean
+    assert max(pairs.values()) <= 1.2 * mean
+    assert min(pairs.values()) >= 0.75 * mean
 
 
 def test_disks_of_one_node_meet_all_disks_of_the_others() -> None:
     groups = plan_groups(targets_by_node(12, 2), 12)
     pairs = Counter(pair for group in groups for pair in combinations(sorted(group), 2))
     assert len(pairs) == comb(24, 2) - 12
-    assert max(pairs.values()) <= 1.3 * sum(pairs.values()) / len(pairs)
+    assert max(pairs.values()) <= 1.2 * sum(pairs.values()) / len(pairs)
 
 
 def test_every_target_alone_is_a_group_when_there_is_no_parity() -> None:
@@ -105,7 +105,7 @@ def test_nodes_without_targets_take_no_part() -> None:
 
 @pytest.mark.parametrize(
     ("target_count", "node_count", "width", "count"),
-    [(12, 12, 12, 1), (13, 13, 12, 26), (24, 24, 12, 52), (36, 36, 12, 117), (100, 100, 12, 900)],
+    [(12, 12, 12, 1), (13, 13, 12, 39), (24, 24, 12, 102), (36, 36, 12, 231), (100, 100, 12, 1024)],
 )
 def test_group_count_is_known(target_count: int, node_count: int, width: int, count: int) -> None:
     assert group_count(target_count, node_count, width) == count

@@ -70,6 +70,16 @@ def test_rotation_matches_golden_vectors() -> None:
         assert rotation(anchor, 3) == span["rotation_of_3"]
 
 
+def test_worked_example_of_the_format_page_is_the_first_golden_vector() -> None:
+    page = (GOLDEN.parents[1] / "docs/formats/cluster-map.md").read_text()
+    span = VECTORS["spans"][0]
+    assert all(f"`{span[name]}`" in page for name in ("anchor", "u_g0"))
+    assert f"| group | {span['group']} |" in page
+    assert f"| {span['rotation_of_12']}: shard 0 on target number 11" in page
+    weights = ", ".join(f"{name} {weight:.0f}" for name, weight in VECTORS["weights"].items())
+    assert f"| groups and weights | {weights} |" in page
+
+
 # --- spans and shards
 
 
@@ -166,7 +176,7 @@ def test_group_weight_is_the_size_of_the_smallest_target_when_none_is_given() ->
     half = [group.name for group in halved.groups if small.name in group.targets]
     mean_full = sum(won[name] for name in full) / len(full)
     mean_half = sum(won[name] for name in half) / len(half)
-    assert (len(full), len(half)) == (2, 24)
+    assert (len(full), len(half)) == (3, 36)
     assert 0.45 <= mean_half / mean_full <= 0.55
 
 
@@ -207,8 +217,8 @@ def test_no_node_takes_over_much_more_than_its_share_in_the_long_run(
 ) -> None:
     extra = extra_reads(planned_map(node_count), dead, 20 * SPANS)
     mean = sum(extra.values()) / (node_count - 1)
-    assert min(extra.values()) >= 0.6 * mean
-    assert max(extra.values()) <= 1.4 * mean
+    assert min(extra.values()) >= 0.7 * mean
+    assert max(extra.values()) <= 1.3 * mean
 
 
 # --- a new node

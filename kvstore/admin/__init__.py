@@ -1,0 +1,1 @@
+"""What an administrator runs: the `cachalot` command, and local clusters of real processes."""

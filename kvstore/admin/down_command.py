@@ -1,0 +1,139 @@
+"""`cachalot down`: ends the nodes that `cachalot up` started, and nothing else."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InvalidArgument, MissingClusterMap
+from .local_folder import LocalFolder
+from .node_process import StopDeadlines
+from .node_stop import StoppedNode, find_process, stop_nodes
+from .output import write_json, write_result
+from .quantities import format_size
+
+if TYPE_CHECKING:
+    from .wipe import WipePlan
+
+SHOWN_PATHS_MAX = 40
+
+
+def down(
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder that was given to `up`.", metavar="D")
+    ],
+    wipe: Annotated[
+        bool, typer.Option("--wipe", help="Remove what the nodes stored, and the map.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
+    ] = False,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            help="How long after SIGTERM to send SIGKILL.", metavar="S", min=0.1, max=3600.0
+        ),
+    ] = 20.0,
+    is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Stop the nodes of a local cluster.
+
+    What they stored stays for the next `up`, except with --wipe. May be run again.
+    """
+    place = LocalFolder(folder)
+    if not place.cluster_path.exists() and not place.recorded_nodes():
+        _answer_without_cluster(place, wipe=wipe, dry_run=dry_run, is_json=is_json)
+        return
+    with place.locked():
+        if dry_run:
+            stopped = plan_stop(place)
+        else:
+            names = place.recorded_nodes()
+            deadlines = StopDeadlines(term_s=wait_s)
+            stopped = [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
+        plan = _wipe(place, dry_run=dry_run) if wipe else None
+    if is_json:
+        write_json(render_json(stopped, plan, dry_run=dry_run))
+    else:
+        write_result("\n".join(render_lines(stopped, plan, dry_run=dry_run)))
+
+
+def _answer_without_cluster(
+    place: LocalFolder, *, wipe: bool, dry_run: bool, is_json: bool
+) -> None:
+    # A wipe wants that nothing is left, which is so. Without it, the folder is probably misspelt.
+    if not wipe:
+        raise MissingClusterMap(place.cluster_path)
+    if is_json:
+        write_json(render_json([], None, dry_run=dry_run))
+    else:
+        write_result(f"there is no cluster in {place.path}: nothing to stop or remove")
+
+
+def plan_stop(place: LocalFolder) -> list[dict[str, Any]]:
+    """What a run without --dry-run would do to each recorded process."""
+    found: list[dict[str, Any]] = []
+    for node in place.recorded_nodes():
+        process = find_process(place, node)
+        if process is None:
+            found.append({"node": node, "pid": None, "outcome": "not running"})
+        else:
+            found.append({"node": node, "pid": process.pid, "outcome": "would be stopped"})
+            process.close()
+    return found
+
+
+def render_stopped(node: StoppedNode) -> dict[str, Any]:
+    """One node of the JSON output."""
+    return {"node": node.node, "pid": node.pid, "outcome": node.outcome.value}
+
+
+def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
+    from ..cluster.map import load_cluster_map
+    from .wipe import apply_wipe, plan_wipe
+
+    if not place.cluster_path.exists():
+        raise InvalidArgument(
+            "--wipe",
+            given=place.path,
+            expected="a folder with cluster.toml, which says what may be removed",
+        )
+    plan = plan_wipe(place, load_cluster_map(place.cluster_path))
+    if not dry_run:
+        apply_wipe(plan)
+    return plan
+
+
+def render_json(
+    stopped: list[dict[str, Any]], plan: "WipePlan | None", *, dry_run: bool
+) -> dict[str, Any]:
+    """The JSON object of `cachalot down --json`. With `is_dry_run` nothing of it was done."""
+    return {
+        "is_dry_run": dry_run,
+        "nodes": stopped,
+        "removed_paths": [] if plan is None else [str(path) for path in plan.files],
+        "removed_bytes": 0 if plan is None else plan.freed_bytes,
+        "kept_paths": [] if plan is None else [str(path) for path in plan.kept],
+    }
+
+
+def render_lines(
+    stopped: list[dict[str, Any]], plan: "WipePlan | None", *, dry_run: bool
+) -> list[str]:
+    """The same for a person."""
+    lines = [
+        f"{node['node']}: {node['outcome']}"
+        + ("" if node["pid"] is None else f" (process {node['pid']})")
+        for node in stopped
+    ]
+    if not any(node["outcome"] != "not running" for node in stopped):
+        lines.append("no node was running")
+    if plan is not None:
+        if dry_run:
+            lines += [f"would be removed: {path}" for path in plan.files[:SHOWN_PATHS_MAX]]
+            hidden = len(plan.files) - SHOWN_PATHS_MAX
+            lines += [f"... and {hidden} more files (--json lists all)"] if hidden > 0 else []
+        lines += [f"not ours, stays: {path}" for path in plan.kept[:SHOWN_PATHS_MAX]]
+        verb = "would be removed" if dry_run else "removed"
+        lines.append(f"{len(plan.files)} files {verb}, {format_size(plan.freed_bytes)}")
+    return lines

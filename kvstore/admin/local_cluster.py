@@ -1,0 +1,295 @@
+"""A cluster of real `kvstored` processes on this machine, in one folder.
+
+Behind `cachalot up` and `cachalot down`, and for the demo, benchmarks and tests that need nodes to
+start, kill and start again:
+
+    with LocalCluster.start(folder, nodes=6, k=4, m=2) as cluster:      # stops them at the end
+        store = StoreClient.open(cluster.cluster_path)
+        cluster.kill("n03")
+
+Not for nodes on other machines, nor for nodes that something else started.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..cluster.entities import ClusterMap, Node
+from ..cluster.map import load_cluster_map, write_cluster_map
+from ..errors import InvalidArgument, NodeError
+from .local_folder import LocalFolder, NodeOptions
+from .local_plan import HOST, LocalWishes, choose_shape, find_differences, plan_local_map
+from .node_process import StopDeadlines
+from .node_start import (
+    StartingNode,
+    bind_known_ports,
+    bind_new_ports,
+    check_node_options,
+    spawn_node,
+    wait_until_ready,
+)
+from .node_stop import StopOutcome, StoppedNode, find_process, stop_nodes
+from .quantities import make_code
+
+START_DEADLINE_S = 60.0
+SIGNAL_DEADLINE_S = 10.0
+"""A killed process ends, and a stopped one stands still, well within this."""
+STOP_DEADLINES = StopDeadlines()
+
+
+class LocalCluster:
+    """The nodes of one folder. Make one with `start`, or with `attach` to start nothing.
+
+    Belongs to one thread. Processes outlive it unless it is used in `with` or `stop` is called.
+    """
+
+    def __init__(self, folder: LocalFolder, cluster_map: ClusterMap) -> None:
+        self._folder = folder
+        self._map = cluster_map
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    @classmethod
+    def start(
+        cls,
+        folder: str | Path,
+        *,
+        nodes: int | None = None,
+        k: int | None = None,
+        m: int | None = None,
+        target_size_bytes: int | None = None,
+        segment_size_bytes: int | None = None,
+        sync: str | None = None,
+        deadline_s: float = START_DEADLINE_S,
+    ) -> LocalCluster:
+        """Bring up all nodes of the cluster in `folder`, which is made if it is not there.
+
+        A new cluster has 12 nodes, code 10+2 and targets of 4 GiB where nothing else is said. In
+        one that is there, only nodes that are not alive are started, and InvalidArgument is raised
+        if it is not what was asked for. Raises NodeStartFailed if a node is not ready within
+        `deadline_s`; the ones started by this call are stopped again then.
+        """
+        if (k is None) != (m is None):
+            raise InvalidArgument("code", given=f"k={k}, m={m}", expected="both or none of them")
+        wishes = LocalWishes(
+            nodes=nodes,
+            code=None if k is None or m is None else make_code("code", k, m),
+            target_size_bytes=target_size_bytes,
+        )
+        options = NodeOptions(segment_size_bytes=segment_size_bytes, sync=sync)
+        cluster, _ = cls.bring_up(folder, wishes, options, deadline_s=deadline_s)
+        return cluster
+
+    @classmethod
+    def attach(cls, folder: str | Path) -> LocalCluster:
+        """The cluster that is in `folder`, as it is. Raises ClusterMapError."""
+        place = LocalFolder(folder)
+        return cls(place, load_cluster_map(place.cluster_path))
+
+    @classmethod
+    def bring_up(
+        cls,
+        folder: str | Path,
+        wishes: LocalWishes,
+        options: NodeOptions,
+        *,
+        deadline_s: float = START_DEADLINE_S,
+    ) -> tuple[LocalCluster, list[str]]:
+        """As `start`; also the names of the nodes that this call started."""
+        place = LocalFolder(folder)
+        check_node_options(options)
+        if not place.cluster_path.exists():
+            choose_shape(wishes)  # its mistakes, before anything is made
+        place.create()
+        with place.locked():
+            if not place.cluster_path.exists():
+                return cls._create(place, wishes, options, deadline_s)
+            cluster = cls(place, load_cluster_map(place.cluster_path))
+            differences = find_differences(wishes, cluster.map)
+            if differences:
+                raise InvalidArgument(
+                    "cluster",
+                    given=f"one in {place.path} that has {' and '.join(differences)}",
+                    expected="the same, or another folder for another cluster",
+                )
+            place.write_options(place.read_options().updated(options))
+            missing = [node for node in cluster.map.nodes if not cluster.is_alive(node.name)]
+            cluster._start_nodes(missing, bind_known_ports(missing), deadline_s)
+            return cluster, [node.name for node in missing]
+
+    @classmethod
+    def _create(
+        cls, place: LocalFolder, wishes: LocalWishes, options: NodeOptions, deadline_s: float
+    ) -> tuple[LocalCluster, list[str]]:
+        shape = choose_shape(wishes)
+        listeners = bind_new_ports(shape.nodes, HOST)
+        try:
+            cluster_map = plan_local_map(
+                shape,
+                cluster=secrets.token_hex(16),
+                ports=[listener.getsockname()[1] for listener in listeners],
+            )
+            place.write_options(options)
+            write_cluster_map(cluster_map, place.cluster_path)
+        except BaseException:
+            _close_all(listeners)
+            raise
+        cluster = cls(place, cluster_map)
+        cluster._start_nodes(cluster_map.nodes, listeners, deadline_s)
+        return cluster, cluster.node_names
+
+    # What is there ------------------------------------------------------------------------------
+
+    @property
+    def map(self) -> ClusterMap:
+        return self._map
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.path
+
+    @property
+    def cluster_path(self) -> Path:
+        """The map's file, for StoreClient."""
+        return self._folder.cluster_path
+
+    @property
+    def node_names(self) -> list[str]:
+        """Names of all nodes, alive or not, in the map's order."""
+        return [node.name for node in self._map.nodes]
+
+    def target_folder(self, node: str) -> Path:
+        """The folder of a node's (first) target. Raises InvalidArgument for an unknown node."""
+        self._node(node)
+        return self._map.targets_by_node[node][0].folder(self.cluster_path)
+
+    def log_path(self, node: str) -> Path:
+        """What the node said on stderr. Raises InvalidArgument for an unknown node."""
+        return self._folder.log_path(self._node(node).name)
+
+    def node_pid(self, node: str) -> int | None:
+        """The pid of a node's process, None if it is not running."""
+        process = find_process(self._folder, self._node(node).name)
+        if process is None:
+            return None
+        process.close()
+        return process.pid
+
+    def is_alive(self, node: str) -> bool:
+        """Whether the node's process exists; a stopped one (SIGSTOP) does."""
+        return self.node_pid(node) is not None
+
+    # Starting and ending ------------------------------------------------------------------------
+
+    def kill(self, node: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a node's process.
+
+        Returns after SIGKILL when the process has ended, and after SIGSTOP when it stands still.
+        Raises NodeError if it is not running, or if that does not come about.
+        """
+        process = find_process(self._folder, self._node(node).name)
+        if process is None:
+            raise NodeError(node, "is not running")
+        with process:
+            process.send(number)
+            is_done = True
+            if number == signal.SIGKILL:
+                is_done = process.wait_for_end(deadline_s=SIGNAL_DEADLINE_S)
+            elif number == signal.SIGSTOP:
+                is_done = process.wait_for_stop(deadline_s=SIGNAL_DEADLINE_S)
+            if not is_done:
+                raise NodeError(node, f"process {process.pid} ignores signal {number}")
+        self._reap()
+
+    def stop_node(self, node: str, *, deadlines: StopDeadlines = STOP_DEADLINES) -> StopOutcome:
+        """End one node cleanly. Raises NodeError if it does not end."""
+        name = self._node(node).name
+        with self._folder.locked():
+            (stopped,) = stop_nodes(self._folder, [name], deadlines)
+        self._reap()
+        return stopped.outcome
+
+    def restart_node(self, node: str, *, deadline_s: float = START_DEADLINE_S) -> None:
+        """Start a node again on its old address; one that still runs is stopped first.
+
+        Raises NodeStartFailed.
+        """
+        found = self._node(node)
+        with self._folder.locked():
+            stop_nodes(self._folder, [node], STOP_DEADLINES)
+            self._reap()
+            self._start_nodes([found], bind_known_ports([found]), deadline_s)
+
+    def stop(self, *, deadlines: StopDeadlines = STOP_DEADLINES) -> list[StoppedNode]:
+        """End all nodes cleanly and wait for them. May be called again. Raises NodeError."""
+        with self._folder.locked():
+            stopped = stop_nodes(self._folder, self.node_names, deadlines)
+        self._reap()
+        return stopped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self.folder.exists():
+                self.stop()
+        finally:
+            # Somebody may have removed the folder, and the records in it, under running nodes.
+            for child in self._children.values():
+                child.kill()
+                child.wait()
+            self._children.clear()
+
+    def _node(self, name: str) -> Node:
+        node = self._map.node_by_name.get(name)
+        if node is None:
+            known = f"{self.node_names[0]} to {self.node_names[-1]}"
+            raise InvalidArgument("node", given=repr(name), expected=f"one of the map: {known}")
+        return node
+
+    def _start_nodes(
+        self, nodes: Sequence[Node], listeners: Sequence[socket.socket], deadline_s: float
+    ) -> None:
+        """Start all of `nodes`, each on its listener, and wait; all or none of them run then."""
+        options = self._folder.read_options()
+        starting: dict[str, StartingNode] = {}
+        try:
+            try:
+                for node, listener in zip(nodes, listeners, strict=True):
+                    started = spawn_node(self._folder, node, options, listener)
+                    starting[node.name] = started
+                    self._children[started.process.pid] = started.process
+            finally:
+                _close_all(listeners)
+            wait_until_ready(starting, deadline_s=deadline_s)
+        except BaseException:
+            stop_nodes(self._folder, list(starting), STOP_DEADLINES)
+            self._reap()
+            raise
+        finally:
+            for started in starting.values():
+                assert started.process.stdout is not None
+                started.process.stdout.close()
+
+    def _reap(self) -> None:
+        """Take note of children that have ended, or they would stay as zombies."""
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                del self._children[pid]
+
+
+def _close_all(listeners: Sequence[socket.socket]) -> None:
+    for listener in listeners:
+        listener.close()

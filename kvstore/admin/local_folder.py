@@ -1,0 +1,176 @@
+"""The folder of a local cluster: where each file lies, and who may change it.
+
+    D/cluster.toml                  the map; a cluster is there as soon as this file is
+    D/nodes.json                    options that its nodes are started with
+    D/nodes/n01/target/             what the node stores; only the node looks inside
+    D/nodes/n01/kvstored.log        what it said on stderr
+    D/nodes/n01/kvstored.json       the process that was started last, until it was stopped
+
+Nothing here starts or stops a process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgument, StoreError
+
+LOCK_DEADLINE_S = 90.0
+"""Longer than a start of a local cluster may take, so that a second one waits for the first."""
+LOCK_POLL_S = 0.05
+RECORD_BYTES_MAX = 64 << 10
+
+
+class LocalFolderBusy(StoreError):
+    """Another command works on the same local cluster and does not come to an end."""
+
+    is_retryable = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """How each node of a local cluster is started; None leaves it to `kvstored`."""
+
+    segment_size_bytes: int | None = None
+    sync: str | None = None
+
+    def updated(self, other: NodeOptions) -> NodeOptions:
+        """These options, with those of `other` in their place where it says something."""
+        segment_size_bytes = other.segment_size_bytes or self.segment_size_bytes
+        return NodeOptions(segment_size_bytes=segment_size_bytes, sync=other.sync or self.sync)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """The process that was started for a node. It may have ended, and its pid be another's."""
+
+    node: str
+    address: str
+    pid: int
+
+
+class LocalFolder:
+    """Paths in the folder of one local cluster, and its small JSON files."""
+
+    def __init__(self, path: str | Path) -> None:
+        # Resolved, because command lines of running nodes are compared with it.
+        self.path = Path(path).resolve()
+
+    @property
+    def cluster_path(self) -> Path:
+        return self.path / "cluster.toml"
+
+    @property
+    def options_path(self) -> Path:
+        return self.path / "nodes.json"
+
+    @property
+    def nodes_path(self) -> Path:
+        return self.path / "nodes"
+
+    def node_path(self, node: str) -> Path:
+        return self.nodes_path / node
+
+    def log_path(self, node: str) -> Path:
+        return self.node_path(node) / "kvstored.log"
+
+    def record_path(self, node: str) -> Path:
+        return self.node_path(node) / "kvstored.json"
+
+    def create(self) -> None:
+        """Make the folder. Raises InvalidArgument if that cannot be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument(
+                "folder", given=self.path, expected=f"a folder to write in: {error.strerror}"
+            ) from error
+
+    @contextmanager
+    def locked(self, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
+        """Hold the folder against other commands that start or stop its nodes.
+
+        The lock is on the folder itself, so it leaves no file and ends with its process. Raises
+        LocalFolderBusy after `deadline_s`, InvalidArgument if the folder cannot be opened.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise InvalidArgument(
+                "folder", given=self.path, expected=f"a folder to work in: {error.strerror}"
+            ) from error
+        try:
+            _lock(descriptor, self.path, deadline_s)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read_options(self) -> NodeOptions:
+        """The options of nodes.json; the defaults if it is missing or not ours."""
+        found = _read_json(self.options_path)
+        size, sync = found.get("segment_size_bytes"), found.get("sync")
+        return NodeOptions(
+            segment_size_bytes=size if type(size) is int and size > 0 else None,
+            sync=sync if isinstance(sync, str) else None,
+        )
+
+    def write_options(self, options: NodeOptions) -> None:
+        _write_json(self.options_path, asdict(options))
+
+    def recorded_nodes(self) -> list[str]:
+        """Names of the nodes that have a record, sorted. Needs no map, which may be broken."""
+        return sorted(path.parent.name for path in self.nodes_path.glob("*/kvstored.json"))
+
+    def read_record(self, node: str) -> NodeRecord | None:
+        """What was started last for `node`; None if it was stopped or the file is not ours."""
+        found = _read_json(self.record_path(node))
+        pid, address = found.get("pid"), found.get("address")
+        if type(pid) is not int or pid <= 0 or not isinstance(address, str):
+            return None
+        return NodeRecord(node=node, address=address, pid=pid)
+
+    def write_record(self, record: NodeRecord) -> None:
+        _write_json(self.record_path(record.node), asdict(record))
+
+    def remove_record(self, node: str) -> None:
+        self.record_path(node).unlink(missing_ok=True)
+
+
+def _lock(descriptor: int, path: Path, deadline_s: float) -> None:
+    due_s = time.monotonic() + deadline_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= due_s:
+                raise LocalFolderBusy(
+                    f"folder {path}: another command has been working on it for"
+                    f" {deadline_s:.0f} s; see what it waits for, then try again"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        else:
+            return
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read(RECORD_BYTES_MAX))
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace the file as a whole: a command that is killed leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,164 @@
+"""One running `kvstored`: found by its pid *and* its command line, signalled, waited for.
+
+A pid alone proves nothing: the process may have ended and the kernel given its number to another.
+So a process is opened first (pidfd_open), which pins it, and looked at then; signals go to what was
+opened. Nothing here knows a folder, or starts a process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+MODULE = "kvstore.node"
+SCRIPT = "kvstored"
+STATE_POLL_S = 0.01
+
+
+class NodeProcess:
+    """A live process that serves one node of one map. Close it, or use it in `with`."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
+
+    @classmethod
+    def find(cls, pid: int, *, cluster_path: Path, node: str) -> NodeProcess | None:
+        """The process `pid` if it is alive and a `kvstored` for exactly this map and node."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except OSError:
+            return None  # there is no such process
+        if not is_command_of_node(_read_command(pid), cluster_path=cluster_path, node=node):
+            os.close(descriptor)
+            return None
+        return cls(pid, descriptor)
+
+    def send(self, number: int) -> None:
+        """Send a signal; nothing happens if the process has just ended."""
+        try:
+            signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            return
+
+    def wait_for_end(self, *, deadline_s: float) -> bool:
+        """Whether the process has ended, at the latest `deadline_s` from now."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(max(deadline_s, 0.0) * 1000))
+
+    def wait_for_stop(self, *, deadline_s: float) -> bool:
+        """Whether the process stands still after SIGSTOP, at the latest `deadline_s` from now."""
+        due_s = time.monotonic() + deadline_s
+        while _read_state(self.pid) not in ("T", "t"):
+            if time.monotonic() >= due_s:
+                return False
+            time.sleep(STATE_POLL_S)
+        return True
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDeadlines:
+    """How long to wait for processes to end, all of them together."""
+
+    term_s: float = 20.0
+    """After SIGTERM: a node finishes what it writes and syncs its segments."""
+    kill_s: float = 10.0
+    """After SIGKILL: only the kernel can be slow then."""
+
+
+def terminate(
+    processes: Mapping[str, NodeProcess],
+    deadlines: StopDeadlines,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, bool]:
+    """SIGTERM to all, then SIGKILL to those that are left; for each node whether it had to be.
+
+    A node that has not even ended then is not in the answer.
+    """
+    for process in processes.values():
+        process.send(signal.SIGTERM)
+        # A process that somebody stopped would see the SIGTERM only when it goes on.
+        process.send(signal.SIGCONT)
+    left = _wait(processes, processes, clock() + deadlines.term_s, clock)
+    for node in left:
+        processes[node].send(signal.SIGKILL)
+    immortal = _wait(processes, left, clock() + deadlines.kill_s, clock)
+    return {node: node in left for node in processes if node not in immortal}
+
+
+def _wait(
+    processes: Mapping[str, NodeProcess],
+    nodes: Iterable[str],
+    due_s: float,
+    clock: Callable[[], float],
+) -> list[str]:
+    """Wait for the processes of `nodes` until `due_s`; the nodes whose process still runs then."""
+    return [node for node in nodes if not processes[node].wait_for_end(deadline_s=due_s - clock())]
+
+
+def is_command_of_node(command: Sequence[str], *, cluster_path: Path, node: str) -> bool:
+    """Whether a command line is that of `kvstored` for exactly this map (absolute) and node."""
+    is_module = any(
+        flag == "-m" and name in (MODULE, f"{MODULE}.main") for flag, name in pairwise(command)
+    )
+    # A script with a shebang runs as: interpreter, path of the script, its arguments.
+    is_script = SCRIPT in [os.path.basename(word) for word in command[:2]]
+    if not is_module and not is_script:
+        return False
+    given = _option(command, "--cluster")
+    is_map = (
+        given is not None and os.path.isabs(given) and os.path.realpath(given) == str(cluster_path)
+    )
+    return is_map and _option(command, "--node") == node
+
+
+def _option(command: Sequence[str], name: str) -> str | None:
+    for index, word in enumerate(command):
+        if word == name and index + 1 < len(command):
+            return command[index + 1]
+        if word.startswith(name + "="):
+            return word[len(name) + 1 :]
+    return None
+
+
+def _read_command(pid: int) -> list[str]:
+    """The command line of a process; empty if it has ended, or is only waiting to be reaped."""
+    try:
+        content = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return []
+    return os.fsdecode(content).split("\0")[:-1]
+
+
+def _read_state(pid: int) -> str:
+    """The state letter of a process as proc(5) has it, "X" if there is no such process."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return "X"
+    # The second field is the name in brackets, which may itself hold any character.
+    return content.rpartition(b")")[2].split()[0].decode()

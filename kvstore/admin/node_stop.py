@@ -1,0 +1,77 @@
+"""Stopping the nodes of a local cluster: exactly those processes that were started for it.
+
+Works from the records that a start left, not from the map, so that nodes can be stopped whose map
+was broken by hand in the meantime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import NodeError
+from .local_folder import LocalFolder
+from .node_process import NodeProcess, StopDeadlines, terminate
+
+
+class StopOutcome(Enum):
+    """What became of a node that was to be stopped."""
+
+    STOPPED = "stopped"
+    """It ended by itself after SIGTERM."""
+    KILLED = "killed"
+    """It needed SIGKILL; it will rebuild its index at the next start."""
+    NOT_RUNNING = "not running"
+    """Its process had ended before. Its pid may be another process's now, which is left alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedNode:
+    """One node and what was done; `pid` is None if nothing was ever recorded for it."""
+
+    node: str
+    pid: int | None
+    outcome: StopOutcome
+
+
+def find_process(folder: LocalFolder, node: str) -> NodeProcess | None:
+    """The live process that was started for a node here, or None."""
+    record = folder.read_record(node)
+    if record is None:
+        return None
+    return NodeProcess.find(record.pid, cluster_path=folder.cluster_path, node=node)
+
+
+def stop_nodes(
+    folder: LocalFolder, nodes: Sequence[str], deadlines: StopDeadlines
+) -> list[StoppedNode]:
+    """Stop the processes of `nodes` and remove their records. May be called again.
+
+    Raises NodeError if a process is still there after SIGKILL; its record stays.
+    """
+    with ExitStack() as held:
+        processes = {}
+        for node in nodes:
+            process = find_process(folder, node)
+            if process is not None:
+                processes[node] = held.enter_context(process)
+        was_killed = terminate(processes, deadlines)
+        pids = {node: process.pid for node, process in processes.items()}
+    done = []
+    for node in nodes:
+        record = folder.read_record(node)
+        if node not in pids:
+            pid, outcome = record.pid if record else None, StopOutcome.NOT_RUNNING
+        elif node in was_killed:
+            pid = pids[node]
+            outcome = StopOutcome.KILLED if was_killed[node] else StopOutcome.STOPPED
+        else:
+            continue
+        folder.remove_record(node)
+        done.append(StoppedNode(node=node, pid=pid, outcome=outcome))
+    for node, pid in pids.items():
+        if node not in was_killed:
+            raise NodeError(node, f"process {pid} does not end, not even by SIGKILL")
+    return done

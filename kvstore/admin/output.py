@@ -1,0 +1,88 @@
+"""How commands speak: results on stdout, remarks on stderr, a drawn table only on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from .exit_codes import ExitCode
+
+NAME = "cachalot"
+
+
+def write_result(text: str) -> None:
+    """Write lines to stdout. Ends the command quietly if whoever read it went away."""
+    try:
+        sys.stdout.write(text + "\n")
+        # Here, and not at the interpreter's end, where a closed pipe can only be complained about.
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        raise typer.Exit(ExitCode.OUTPUT_CLOSED) from None
+
+
+def write_json(value: object) -> None:
+    """Write one JSON document to stdout, on one line."""
+    write_result(json.dumps(value))
+
+
+def write_remark(text: str) -> None:
+    """Write a line to stderr, so that it never mixes with a result."""
+    print(f"{NAME}: {text}", file=sys.stderr)
+
+
+def silence_stdout() -> None:
+    """Let stdout lead nowhere: the interpreter flushes it once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def write_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: frozenset[str]
+) -> None:
+    """A table: drawn on a terminal, aligned columns otherwise. Other columns are set right."""
+    if sys.stdout.isatty():
+        write_result(draw_table(header, rows, left_columns))
+    else:
+        write_result(align_columns(header, rows, left_columns))
+
+
+def align_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: frozenset[str]
+) -> str:
+    """Plain text with two spaces between columns."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in [header, *rows]:
+        cells = [
+            cell.ljust(width) if name in left_columns else cell.rjust(width)
+            for name, cell, width in zip(header, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def draw_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: frozenset[str]
+) -> str:
+    """The same for a terminal, in its width and colours."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in header:
+        table.add_column(name, justify="left" if name in left_columns else "right", no_wrap=True)
+    for row in rows:
+        style = "red" if "down" in row else ""
+        # Text, not markup: a name in square brackets is a name.
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    console = Console()
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")

@@ -1,0 +1,151 @@
+"""`cachalot up`: nodes on this machine, in the background."""
+
+import shutil
+import signal
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .local_plan import LocalWishes
+from .output import write_json, write_remark, write_result, write_table
+from .quantities import format_size, parse_code, parse_size_bytes
+
+if TYPE_CHECKING:
+    from .local_cluster import LocalCluster
+
+COLUMNS = ("node", "state", "pid", "address")
+
+
+class Sync(Enum):
+    """When a node puts written shards on the device; the words of `kvstored --sync`."""
+
+    NEVER = "never"
+    INTERVAL = "interval"
+    BATCH = "batch"
+
+
+def up(
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Folder of the cluster; made if needed.", metavar="D")
+    ],
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes (12 in a new cluster).", metavar="N")
+    ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            help="Data and parity shards of a block (10+2); any K of them are enough to read it.",
+            metavar="K+M",
+        ),
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(help="Most that each node may store (4GiB).", metavar="SIZE")
+    ] = None,
+    segment_size: Annotated[
+        str | None, typer.Option(help="Size of the files it stores in (256MiB).", metavar="SIZE")
+    ] = None,
+    sync: Annotated[
+        Sync | None, typer.Option(help="When written shards are put on the device (interval).")
+    ] = None,
+    wait_s: Annotated[
+        float,
+        typer.Option(help="How long to wait for all nodes.", metavar="S", min=0.1, max=3600.0),
+    ] = 60.0,
+    is_foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="Stay until Ctrl-C or SIGTERM, then stop the nodes."),
+    ] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Start a cluster on this machine, or its nodes that are down.
+
+    Writes D/cluster.toml. Sizes are like 512MiB, 4GiB or 1TiB. Fewer than 12 disks or little
+    memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
+    """
+    wishes = LocalWishes(
+        nodes=nodes,
+        code=None if code is None else parse_code("--code", code),
+        target_size_bytes=_size("--target-size", target_size),
+    )
+    from .local_cluster import LocalCluster
+    from .local_folder import NodeOptions
+
+    options = NodeOptions(
+        segment_size_bytes=_size("--segment-size", segment_size),
+        sync=None if sync is None else sync.value,
+    )
+    if is_foreground:
+        # As Ctrl-C, from the start on: no node is left behind then.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    cluster, started = LocalCluster.bring_up(folder, wishes, options, deadline_s=wait_s)
+    if not is_foreground:
+        report(cluster, started, is_json=is_json)
+        return
+    with cluster, suppress(KeyboardInterrupt):
+        report(cluster, started, is_json=is_json)
+        while True:
+            signal.pause()
+
+
+def _size(what: str, text: str | None) -> int | None:
+    return None if text is None else parse_size_bytes(what, text)
+
+
+def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
+    """Say which nodes were started and which were running, and what could go wrong later."""
+    warn_of_little_room(cluster)
+    if is_json:
+        write_json(render_json(cluster, started))
+        return
+    rows = [
+        [
+            node.name,
+            "started" if node.name in started else "was running",
+            str(cluster.node_pid(node.name)),
+            node.address,
+        ]
+        for node in cluster.map.nodes
+    ]
+    write_table(COLUMNS, rows, left_columns=frozenset(COLUMNS))
+    running = len(rows) - len(started)
+    write_result(
+        f"\n{len(started)} nodes started, {running} were running; map: {cluster.cluster_path}\n"
+        f"to stop them: cachalot down --dir {cluster.folder}"
+    )
+
+
+def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
+    """The JSON object of `cachalot up --json`."""
+    return {
+        "cluster_path": str(cluster.cluster_path),
+        "cluster": cluster.map.cluster,
+        "code": {"k": cluster.map.code.k, "m": cluster.map.code.m},
+        "nodes": [
+            {
+                "node": node.name,
+                "address": node.address,
+                "pid": cluster.node_pid(node.name),
+                "is_started": node.name in started,
+                "log_path": str(cluster.log_path(node.name)),
+            }
+            for node in cluster.map.nodes
+        ],
+    }
+
+
+def warn_of_little_room(cluster: "LocalCluster") -> None:
+    """Targets grow as they fill, so a disk that is too small is found out long after the start."""
+    wanted = sum(target.size_bytes for target in cluster.map.targets)
+    stored = sum(
+        file.stat().st_blocks * 512 for file in cluster.folder.glob("nodes/*/target/segment-*")
+    )
+    free = shutil.disk_usage(cluster.folder).free
+    if free + stored < wanted:
+        write_remark(
+            f"warning: the targets may grow to {format_size(wanted)} in all, but the disk of"
+            f" {cluster.folder} has room for {format_size(free + stored)}; when it is full, blocks"
+            " are not stored any more"
+        )

@@ -1,0 +1,130 @@
+"""Removing what a local cluster stored: only files that it made; all else stays and is named.
+
+The plan is made first, from what is there, so that a dry run shows exactly what a run would do. The
+cluster's own folder stays, because it may have been there before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..cluster.entities import ClusterMap
+from ..errors import TargetLocked
+from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
+from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
+from .local_folder import LocalFolder
+from .local_plan import target_path
+
+
+@dataclass(slots=True, kw_only=True)
+class WipePlan:
+    """Files to remove, then folders that are empty by then, in this order."""
+
+    files: list[Path] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+    """What lies among them and is not ours; the folders around it stay too."""
+    locks: list[Path] = field(default_factory=list)
+    """Held by a process as long as it serves the target."""
+    freed_bytes: int = 0
+    """On the disk, where a preallocated file takes all of its length."""
+
+
+def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
+    """What `down --wipe` would remove. Changes nothing."""
+    plan = WipePlan()
+    for node in cluster_map.nodes:
+        _plan_node(plan, folder, cluster_map, node.name)
+    plan.folders.append(folder.nodes_path)
+    # The map goes last: as long as it is there, a wipe that broke off can be run again.
+    top = [folder.options_path, _temporary(folder.options_path), folder.cluster_path]
+    _plan_files(plan, top)
+    _note_kept(plan, {folder.record_path(node.name) for node in cluster_map.nodes})
+    return plan
+
+
+def _plan_node(plan: WipePlan, folder: LocalFolder, cluster_map: ClusterMap, node: str) -> None:
+    for target in cluster_map.targets_by_node[node]:
+        place = target.folder(folder.cluster_path)
+        # A path that a person wrote into the map may lead to a disk with other things on it.
+        if target.path == target_path(node):
+            _plan_target(plan, place, cluster=cluster_map.cluster, target=target.name)
+        elif place.exists():
+            plan.kept.append(place)
+    # Not the record itself: a stop removes it, and a dry run must name the same files as a run.
+    _plan_files(plan, [_temporary(folder.record_path(node)), folder.log_path(node)])
+    plan.folders.append(folder.node_path(node))
+
+
+def _plan_target(plan: WipePlan, place: Path, *, cluster: str, target: str) -> None:
+    if not place.is_dir():
+        return
+    identity = place / IDENTITY_NAME
+    if not _is_of_target(identity, cluster=cluster, target=target):
+        plan.kept.append(place)
+        return
+    segments, unfinished = find_segment_files(place)
+    lock = place / LOCK_NAME
+    # The identity goes last, for the same reason as the map.
+    _plan_files(plan, [*segments, *unfinished, lock, _temporary(identity), identity])
+    plan.locks.append(lock)
+    plan.folders.append(place)
+
+
+def _is_of_target(identity: Path, *, cluster: str, target: str) -> bool:
+    try:
+        found = json.loads(identity.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    is_object = isinstance(found, dict)
+    return is_object and found.get("cluster") == cluster and found.get("target") == target
+
+
+def _plan_files(plan: WipePlan, paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_symlink() or path.is_file():
+            plan.files.append(path)
+            plan.freed_bytes += path.lstat().st_blocks * 512
+
+
+def _note_kept(plan: WipePlan, records: set[Path]) -> None:
+    """Everything in the folders that is neither to be removed nor one of the folders."""
+    ours = {*plan.files, *plan.folders, *plan.kept, *records}
+    for folder in plan.folders:
+        if folder.is_dir():
+            plan.kept += sorted(path for path in folder.iterdir() if path not in ours)
+
+
+def apply_wipe(plan: WipePlan) -> None:
+    """Remove what the plan names; TargetLocked, and nothing is removed, if a node still runs."""
+    for lock in plan.locks:
+        _refuse_if_held(lock)
+    for path in plan.files:
+        path.unlink(missing_ok=True)
+    for path in plan.folders:
+        if not plan_keeps(plan, path) and path.is_dir() and not path.is_symlink():
+            path.rmdir()
+
+
+def _refuse_if_held(lock: Path) -> None:
+    try:
+        with open(lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return
+    except BlockingIOError as error:
+        raise TargetLocked(
+            lock.parent, "a process that `cachalot up` did not start serves it; nothing was removed"
+        ) from error
+
+
+def plan_keeps(plan: WipePlan, folder: Path) -> bool:
+    """Whether something that stays lies in a folder, at whatever depth."""
+    return any(folder in path.parents for path in plan.kept)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + TEMPORARY_SUFFIX)

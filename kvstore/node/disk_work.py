@@ -1,0 +1,167 @@
+"""The parts of an operation that wait for the disk. They run in threads.
+
+Each function works on what it is given and changes nothing that the event loop owns: it reads
+geometry and descriptors, which never change while a segment is open.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from .disk import Disk
+from .segment import Segment, TargetIdentity, create_segment
+from .slot import HEADER_BYTES, SLOT_HEADER, find_whole_headers
+from .space import Growth, SlotRun
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRead:
+    """Read `run` into `into`, of which the first `done_bytes` are there already."""
+
+    run: SlotRun
+    into: memoryview
+    done_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWrite:
+    """Write `views`, whole slots one after the other, to `run`."""
+
+    run: SlotRun
+    views: Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCheck:
+    """Does the slot hold a whole shard of `key` and `generation`?"""
+
+    segment: Segment
+    slot: int
+    key: bytes
+    generation: int
+
+
+def read_runs(disk: Disk, reads: Sequence[SlotRead]) -> int:
+    """Fill the views of `reads`; returns how many slots could not be read.
+
+    The header of such a slot is zeroed in the view, so that nobody takes what lies there for a
+    shard. Raises OSError if no slot at all could be read.
+    """
+    failed = 0
+    last_error: OSError | None = None
+    for read in reads:
+        segment = read.run.segment
+        offset = segment.offset(read.run.first_slot) + read.done_bytes
+        try:
+            disk.read(segment.descriptor, read.into[read.done_bytes :], offset)
+        except OSError as error:
+            log.error("read failed file=%s offset=%d: %s", segment.path, offset, error)
+            last_error = error
+            failed += _read_one_by_one(disk, read)
+    if last_error is not None and failed == sum(read.run.count for read in reads):
+        raise last_error
+    return failed
+
+
+def _read_one_by_one(disk: Disk, read: SlotRead) -> int:
+    """A bad sector spoils one slot; its neighbours can still be read."""
+    segment, failed = read.run.segment, 0
+    slot_bytes = segment.shape.geometry.slot_bytes
+    for i in range(read.run.count):
+        into = read.into[i * slot_bytes : (i + 1) * slot_bytes]
+        try:
+            disk.read(segment.descriptor, into, segment.offset(read.run.first_slot + i))
+        except OSError:
+            into[-HEADER_BYTES:] = bytes(HEADER_BYTES)
+            failed += 1
+    return failed
+
+
+def write_runs(disk: Disk, writes: Sequence[SlotWrite], *, is_synced: bool) -> list[OSError | None]:
+    """Write each run, and sync the files if so wanted; returns an error or None for each run."""
+    results: list[OSError | None] = []
+    for write in writes:
+        try:
+            write.run.segment.write_slots(disk, write.run.first_slot, write.views)
+            results.append(None)
+        except OSError as error:
+            results.append(error)
+    if is_synced:
+        segments = {write.run.segment.shape.number: write.run.segment for write in writes}
+        errors = {number: _sync(disk, segment) for number, segment in segments.items()}
+        for i, write in enumerate(writes):
+            results[i] = results[i] or errors[write.run.segment.shape.number]
+    return results
+
+
+def _sync(disk: Disk, segment: Segment) -> OSError | None:
+    try:
+        disk.sync(segment.descriptor)
+    except OSError as error:
+        return error
+    return None
+
+
+def sync_segments(disk: Disk, segments: Sequence[Segment]) -> list[OSError]:
+    """Put all written bytes of the segments on the disk; returns what failed."""
+    errors = [_sync(disk, segment) for segment in segments]
+    return [error for error in errors if error is not None]
+
+
+def clear_slots(disk: Disk, slots: Sequence[tuple[Segment, int]]) -> list[int]:
+    """Clear the headers of slots, which frees them; returns the locations where that failed."""
+    failed = []
+    for segment, slot in slots:
+        failed += [
+            segment.shape.first_location + slot for slot in segment.clear_headers(disk, [slot])
+        ]
+    return failed
+
+
+def apply_growth(disk: Disk, folder: Path, identity: TargetIdentity, growth: Growth) -> Segment:
+    """Delete the segments that are to go, then make the new one. OSError if that fails."""
+    for segment in growth.removed:
+        disk.close(segment.descriptor)
+        disk.remove(segment.path)
+        log.info("segment removed file=%s", segment.path)
+    segment = create_segment(disk, folder, identity, growth.shape)
+    log.info(
+        "segment made file=%s slots=%d slot_bytes=%d",
+        segment.path,
+        growth.shape.slot_count,
+        growth.shape.geometry.slot_bytes,
+    )
+    return segment
+
+
+def check_slots(disk: Disk, checks: Sequence[SlotCheck], scratch: memoryview) -> list[bool]:
+    """For each slot whether its shard is good, by all its checksums; reads it into `scratch`."""
+    return [_check_slot(disk, check, scratch) for check in checks]
+
+
+def _check_slot(disk: Disk, check: SlotCheck, scratch: memoryview) -> bool:
+    geometry = check.segment.shape.geometry
+    into = scratch[: geometry.slot_bytes]
+    try:
+        disk.read(check.segment.descriptor, into, check.segment.offset(check.slot))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            log.error("read failed file=%s: %s", check.segment.path, error)
+        return False
+    header = np.frombuffer(into, SLOT_HEADER, 1, geometry.header_offset)
+    if not find_whole_headers(header)[0]:
+        return False
+    return (
+        header["key"][0].tobytes() == check.key
+        and int(header["generation"][0]) == check.generation
+        and int(header["payload_xxh3"][0]) == xxh3_64_intdigest(into[: geometry.payload_bytes])
+    )

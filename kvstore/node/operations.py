@@ -1,0 +1,127 @@
+"""What a node does for each request: the refusals all share, then one generator an operation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import wire
+from .answers import Request, answer, refuse, refuse_unread
+from .effects import Operation, Send
+from .freeing import free_slots
+from .index import ABSENT
+from .node import Node, describe_node
+from .read_operation import read
+from .report_operation import report
+from .target import Target
+from .write_operation import write
+
+
+@dataclass(slots=True)
+class Session:
+    """What a node knows of one peer: the numbers of the targets it greeted."""
+
+    greeted: set[int] = field(default_factory=set)
+
+
+def begin_operation(node: Node, session: Session, request: Request) -> Operation:
+    """The answer to a request. Raises wire.FrameError for a body that breaks the protocol."""
+    header = request.header
+    refusal = find_refusal(node, session, request)
+    if refusal is not None:
+        return refuse_unread(node, request, *refusal)
+    if header.op == wire.Op.HELLO:
+        return _hello(node, session, request)
+    if header.op == wire.Op.STAT:
+        return _stat(node, request)
+    return _TARGET_OPERATIONS[wire.Op(header.op)](node, node.targets[header.target], request)
+
+
+def find_refusal(node: Node, session: Session, request: Request) -> tuple[wire.Status, str] | None:
+    """Why the request is not served at all, if it is not. The order is part of the protocol."""
+    header = request.header
+    if header.payload_bytes and header.op != wire.Op.WRITE:
+        return wire.Status.BAD_REQUEST, "only WRITE has a payload"
+    if header.op != wire.Op.HELLO:
+        if not session.greeted:
+            return wire.Status.NOT_GREETED, "the first request must be HELLO"
+        if header.epoch != node.epoch:
+            return wire.Status.STALE_EPOCH, f"epoch {header.epoch}, expected {node.epoch}"
+        if header.op != wire.Op.STAT and header.target not in session.greeted:
+            return wire.Status.NOT_GREETED, f"target {header.target} was not greeted"
+    if node.clock.monotonic_s() > request.due_s:
+        return wire.Status.EXPIRED, ""
+    return None
+
+
+def _hello(node: Node, session: Session, request: Request) -> Operation:
+    header = request.header
+    cluster, name = wire.parse_hello(request.body)
+    target = node.targets.get(header.target)
+    if cluster != node.cluster:
+        body = wire.pack_hello(node.cluster, target.name if target else "")
+        yield Send([answer(node, request, body=body, status=wire.Status.WRONG_CLUSTER)])
+        return
+    if header.epoch != node.epoch:
+        text = f"epoch {header.epoch}, expected {node.epoch}"
+        yield from refuse(node, request, wire.Status.STALE_EPOCH, text)
+        return
+    if target is None or target.name != name:
+        served = ", ".join(f"{n} {t.name}" for n, t in sorted(node.targets.items()))
+        text = f"target {header.target} {name!r} is not here; {node.name} serves {served}"
+        yield from refuse(node, request, wire.Status.WRONG_TARGET, text)
+        return
+    session.greeted.add(header.target)
+    yield Send([answer(node, request, body=request.body)])
+
+
+def _stat(node: Node, request: Request) -> Operation:
+    yield Send([answer(node, request, body=json.dumps(describe_node(node)).encode())])
+
+
+def _match(node: Node, target: Target, request: Request) -> Operation:
+    keys = wire.split_keys(request.body, request.header.count)
+    is_here = target.index.contains_each(keys)
+    target.statistics.match_keys += len(keys)
+    target.statistics.match_hits += int(np.count_nonzero(is_here))
+    body = np.packbits(is_here, bitorder="little").tobytes()
+    yield Send([answer(node, request, body=body, count=len(keys))])
+
+
+def _locate(node: Node, target: Target, request: Request) -> Operation:
+    keys = wire.split_keys(request.body, request.header.count)
+    records = np.zeros(len(keys), wire.LOCATION)
+    for row, location in enumerate(target.index.find(keys)):
+        if location == ABSENT:
+            continue
+        segment, slot = target.index.resolve(location)
+        columns, record = segment.columns, records[row]
+        record["status"] = 1
+        record["shard"] = columns.shard[slot]
+        record["payload_bytes"] = segment.shape.geometry.payload_bytes
+        record["generation"] = columns.generation[slot]
+        record["block_xxh3"] = columns.block_xxh3[slot]
+    yield Send([answer(node, request, body=records.tobytes(), count=len(keys))])
+
+
+def _forget(node: Node, target: Target, request: Request) -> Operation:
+    keys = wire.split_keys(request.body, request.header.count)
+    locations = target.unlink(keys)
+    found = [location for location in locations if location != ABSENT]
+    target.statistics.forgotten += len(found)
+    yield from free_slots(node, target, found)
+    body = bytes(location != ABSENT for location in locations)
+    yield Send([answer(node, request, body=body, count=len(keys))])
+
+
+_TARGET_OPERATIONS: dict[wire.Op, Callable[[Node, Target, Request], Operation]] = {
+    wire.Op.MATCH: _match,
+    wire.Op.LOCATE: _locate,
+    wire.Op.READ: read,
+    wire.Op.WRITE: write,
+    wire.Op.FORGET: _forget,
+    wire.Op.REPORT: report,
+}

@@ -1,0 +1,273 @@
+"""WRITE: shards from a peer into slots, in the order that docs/formats/slot.md demands.
+
+The payload arrives where it will be written from: shard after shard at the slots' places in one
+buffer. Headers are put behind them and each run of neighbouring slots is one system call. Only one
+write of a target is between choosing slots and the index entry at a time; the others receive, or
+wait in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from .. import wire
+from ..wire import WriteOutcome
+from .answers import Request, answer, refuse, refuse_unread
+from .buffers import Buffer
+from .disk_work import SlotWrite, apply_growth, write_runs
+from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
+from .freeing import free_slots
+from .node import Node, SyncPolicy
+from .slot import SLOT_HEADER, SlotGeometry, seal_headers
+from .space import SlotRun
+from .target import Target
+
+SHARDS_OF_A_BLOCK_MAX = 32
+WRITE_AT_ONCE_BYTES_MAX = 2 << 20
+"""More than that is written by a thread in any case."""
+SLOW_WRITE_S = 0.01
+"""A write that took longer had to wait for the device."""
+_BATCH_FIELDS = ("namespace_id", "layout", "ttl_class", "k", "m", "shard", "block_bytes")
+_ITEM_FIELDS = ("key", "block_index", "payload_xxh3", "block_xxh3")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a WRITE brings: one WRITE_BATCH record, WRITE_ITEM records, and the keys as bytes."""
+
+    batch: np.void
+    items: NDArray[Any]
+    keys: list[bytes]
+    geometry: SlotGeometry
+
+
+def write(node: Node, target: Target, request: Request) -> Operation:
+    """Answer a WRITE."""
+    batch, items = _parse_write(request)
+    keys = [bytes(key) for key in items["key"].tolist()]
+    problem = find_write_problem(batch, keys, request.header.payload_bytes)
+    if problem is not None:
+        yield from refuse_unread(node, request, wire.Status.BAD_REQUEST, problem)
+        return
+    target.statistics.writes += 1
+    refusal = target.write_refusal.current()
+    if refusal is not None:
+        yield Drain(request.header.payload_bytes)
+        _count(target, [refusal] * len(keys))
+        body = bytes([refusal]) * len(keys)
+        yield Send([answer(node, request, body=body, count=len(keys))])
+        return
+    offer = _Offer(batch, items, keys, SlotGeometry(int(batch["shard_bytes"])))
+    size_bytes = len(keys) * offer.geometry.slot_bytes
+    if not node.pool.fits(size_bytes):
+        text = "the request exceeds the node's memory"
+        yield from refuse_unread(node, request, wire.Status.BUSY, text)
+        return
+    buffer: Buffer | None = yield NeedBuffer(size_bytes, request.due_s)
+    if buffer is None:
+        text = "no memory within the deadline"
+        yield from refuse_unread(node, request, wire.Status.BUSY, text)
+        return
+    try:
+        outcomes = yield from _receive_and_store(node, target, request, offer, buffer)
+    finally:
+        buffer.release()
+    if outcomes is None:
+        yield from refuse(node, request, wire.Status.EXPIRED)
+        return
+    _count(target, outcomes)
+    yield Send([answer(node, request, body=bytes(outcomes), count=len(outcomes))])
+
+
+def find_write_problem(batch: np.void, keys: Sequence[bytes], payload_bytes: int) -> str | None:
+    """The rule of wire.md that a WRITE breaks, or None; `batch` is a WRITE_BATCH record."""
+    k, m, shard = int(batch["k"]), int(batch["m"]), int(batch["shard"])
+    shard_bytes, block_bytes = int(batch["shard_bytes"]), int(batch["block_bytes"])
+    if not keys:
+        return "no shards, expected at least one"
+    if len(set(keys)) < len(keys):
+        return "a key stands twice in one request"
+    if not (k >= 1 and k + m <= SHARDS_OF_A_BLOCK_MAX and shard < k + m):
+        return f"shard {shard} of {k} + {m}, expected at most {SHARDS_OF_A_BLOCK_MAX} shards"
+    if payload_bytes != len(keys) * shard_bytes or not shard_bytes:
+        return f"payload of {payload_bytes} bytes for {len(keys)} shards of {shard_bytes}"
+    if not 0 < block_bytes <= k * shard_bytes:
+        return f"blocks of {block_bytes} bytes in {k} shards of {shard_bytes}"
+    if not batch["ttl_class"].isascii():
+        return "the TTL class is not ASCII"
+    return None
+
+
+def _parse_write(request: Request) -> tuple[np.void, NDArray[Any]]:
+    count = request.header.count
+    batch_bytes = wire.WRITE_BATCH.itemsize
+    batch = np.frombuffer(request.body, wire.WRITE_BATCH, 1)[0]
+    return batch, wire.parse_records(request.body, wire.WRITE_ITEM, count, batch_bytes)
+
+
+def _receive_and_store(
+    node: Node, target: Target, request: Request, offer: _Offer, buffer: Buffer
+) -> Generator[Effect, Any, list[int] | None]:
+    """The outcome of each shard, or None if the deadline passed before anything was stored."""
+    payloads = buffer.slots(offer.geometry).payloads[: len(offer.keys)]
+    yield Receive(payloads)
+    expected = offer.items["payload_xxh3"].tolist()
+    is_intact = [
+        xxh3_64_intdigest(payload) == xxh3 for payload, xxh3 in zip(payloads, expected, strict=True)
+    ]
+    if not (yield NeedTurn(target.writing, request.due_s)):
+        return None
+    try:
+        if node.clock.monotonic_s() > request.due_s:
+            return None
+        outcomes: list[int] = yield from _store(node, target, offer, is_intact, buffer)
+        return outcomes
+    finally:
+        target.writing.release()
+
+
+def _store(
+    node: Node, target: Target, offer: _Offer, is_intact: Sequence[bool], buffer: Buffer
+) -> Generator[Effect, Any, list[int]]:
+    """Write the shards that are intact and wanted. Runs while the target's turn is held."""
+    versions = offer.items["block_xxh3"].tolist()
+    outcomes = target.judge(offer.keys, versions, int(offer.batch["shard"]))
+    outcomes = [
+        outcome if intact else WriteOutcome.REJECTED
+        for outcome, intact in zip(outcomes, is_intact, strict=True)
+    ]
+    rows = [i for i, outcome in enumerate(outcomes) if outcome == WriteOutcome.STORED]
+    if not rows:
+        return outcomes
+    runs = yield from _take_slots(node, target, offer.geometry, len(rows))
+    slot_count = sum(run.count for run in runs)
+    for row in rows[slot_count:]:
+        outcomes[row] = target.growth_refusal.current() or WriteOutcome.FULL
+    rows = rows[:slot_count]
+    if not rows:
+        return outcomes
+    headers = _put_headers(target, offer, rows, buffer)
+    starts = np.cumsum([0, *(run.count for run in runs)]).tolist()
+    pieces = [rows[a:b] for a, b in pairwise(starts)]
+    slot_bytes = offer.geometry.slot_bytes
+    writes = [
+        SlotWrite(run, _join_rows(buffer, piece, slot_bytes))
+        for run, piece in zip(runs, pieces, strict=True)
+    ]
+    errors = yield from _write(node, target, writes)
+    unused: list[int] = []
+    for run, piece, start, error in zip(runs, pieces, starts, errors, strict=False):
+        # With BATCH the file was synced as a whole.
+        run.segment.is_dirty |= node.sync is not SyncPolicy.BATCH
+        if error is None:
+            keys = [offer.keys[row] for row in piece]
+            replaced = target.commit(run, headers[start : start + run.count], keys)
+            target.statistics.shards_replaced += len(replaced)
+            unused += replaced
+        else:
+            outcome = target.note_write_error(error)
+            unused += range(run.first_location, run.first_location + run.count)
+            for row in piece:
+                outcomes[row] = outcome
+    yield from free_slots(node, target, unused)
+    return outcomes
+
+
+def _write(
+    node: Node, target: Target, writes: Sequence[SlotWrite]
+) -> Generator[Effect, Any, list[OSError | None]]:
+    """Write the runs; an error or None for each.
+
+    As a rule the kernel only copies into its page cache, which costs less than handing the work to
+    a thread and back. When it makes writers wait for the device instead, threads write for a while,
+    so that the loop is held up once and not with each write.
+    """
+    errors: list[OSError | None]
+    if node.sync is SyncPolicy.BATCH:
+        errors = yield Work(partial(write_runs, node.disk, writes, is_synced=True))
+        return errors
+    call = partial(write_runs, node.disk, writes, is_synced=False)
+    size_bytes = sum(len(view) for write in writes for view in write.views)
+    if size_bytes > WRITE_AT_ONCE_BYTES_MAX or target.slow_writes.current():
+        errors = yield Work(call)
+        return errors
+    begun_s = node.clock.monotonic_s()
+    errors = call()
+    if node.clock.monotonic_s() - begun_s > SLOW_WRITE_S:
+        target.slow_writes.begin(True)
+    return errors
+
+
+def _take_slots(
+    node: Node, target: Target, geometry: SlotGeometry, count: int
+) -> Generator[Effect, Any, list[SlotRun]]:
+    """Free slots, of new segments if need be; fewer than `count` if the target is full."""
+    runs = target.space.take(geometry, count)
+    left = count - sum(run.count for run in runs)
+    while left and target.growth_refusal.current() is None:
+        growth = target.space.plan_growth(geometry)
+        if growth is None:
+            break
+        folder = target.folder
+        work = partial(apply_growth, node.disk, folder.path, folder.identity, growth)
+        try:
+            segment = yield Work(work)
+        except OSError as error:
+            target.note_growth_error(error)
+            break
+        target.space.add(segment, [(0, growth.shape.slot_count)])
+        more = target.space.take(geometry, left)
+        left -= sum(run.count for run in more)
+        runs += more
+    return runs
+
+
+def _put_headers(
+    target: Target, offer: _Offer, rows: Sequence[int], buffer: Buffer
+) -> NDArray[Any]:
+    """Headers of the shards in `rows`, in that order, also placed behind their payloads."""
+    headers = np.zeros(len(rows), SLOT_HEADER)
+    for field in _BATCH_FIELDS:
+        headers[field] = offer.batch[field]
+    items = offer.items[rows]
+    for field in _ITEM_FIELDS:
+        headers[field] = items[field]
+    headers["payload_bytes"] = offer.geometry.payload_bytes
+    headers["generation"] = target.next_generations(len(rows))
+    headers["created_ns"] = target.clock.unix_ns()
+    seal_headers(headers)
+    buffer.slots(offer.geometry).headers[rows] = headers
+    geometry = offer.geometry
+    if geometry.header_offset > geometry.payload_bytes:
+        count, slot_bytes = len(offer.keys), geometry.slot_bytes
+        slots = np.frombuffer(buffer.view[: count * slot_bytes], np.uint8).reshape(count, -1)
+        slots[:, geometry.payload_bytes : geometry.header_offset] = 0
+    return headers
+
+
+def _join_rows(buffer: Buffer, rows: Sequence[int], slot_bytes: int) -> list[memoryview]:
+    """The slots of `rows` in the buffer, neighbours joined."""
+    views = []
+    first = rows[0]
+    for i, row in enumerate(rows):
+        if i + 1 == len(rows) or rows[i + 1] != row + 1:
+            views.append(buffer.view[first * slot_bytes : (row + 1) * slot_bytes])
+            first = rows[i + 1] if i + 1 < len(rows) else row
+    return views
+
+
+def _count(target: Target, outcomes: Sequence[int]) -> None:
+    """Note in the target's statistics what became of the shards."""
+    statistics = target.statistics
+    statistics.shards_known += outcomes.count(WriteOutcome.KNOWN)
+    statistics.shards_kept += outcomes.count(WriteOutcome.KEPT)
+    statistics.full_refusals += outcomes.count(WriteOutcome.FULL)
+    statistics.bad_payloads += outcomes.count(WriteOutcome.REJECTED)

@@ -1,0 +1,137 @@
+"""From a map and what nodes said of themselves to the figures of `cachalot status`."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from kvstore.admin.cluster_status import (
+    count_spare_nodes,
+    describe_cluster,
+    describe_node,
+    render_json,
+    summarise,
+)
+from kvstore.admin.local_plan import LocalShape, plan_local_map
+from kvstore.admin.quantities import make_code
+from kvstore.client import NodeReport
+from kvstore.cluster.entities import ClusterMap
+
+
+def make_map(nodes: int, k: int, m: int) -> ClusterMap:
+    shape = LocalShape(nodes=nodes, code=make_code("code", k, m), target_size_bytes=1 << 30)
+    return plan_local_map(shape, cluster="ab" * 16, ports=range(1, nodes + 1))
+
+
+def alive_report(node: str, **changed: object) -> NodeReport:
+    target = {
+        "name": f"{node}-t0",
+        "blocks": 5,
+        "used_bytes": 6000,
+        "capacity_bytes": 1 << 30,
+        "reads": 7,
+        "shards_read": 70,
+        "rejected_shards": 1,
+        "quarantined": 3,
+    }
+    said: dict[str, Any] = {
+        "node": node,
+        "pid": 4711,
+        "uptime_s": 12.5,
+        "targets": [target, target],
+    } | changed
+    return NodeReport(node=node, address="127.0.0.1:1", is_alive=True, statistics=said)
+
+
+def dead_report(node: str) -> NodeReport:
+    return NodeReport(node=node, address="127.0.0.1:2", is_alive=False, problem="refused")
+
+
+def test_figures_of_a_node_are_sums_over_its_targets() -> None:
+    status = describe_node(alive_report("n01"))
+    assert (status.blocks, status.used_bytes, status.capacity_bytes) == (10, 12000, 2 << 30)
+    assert (status.reads, status.shards_read, status.rejected_shards) == (14, 140, 2)
+    assert (status.pid, status.uptime_s, status.is_alive, status.problem) == (4711, 12.5, True, "")
+
+
+def test_dead_node_has_a_reason_and_no_figures() -> None:
+    status = describe_node(dead_report("n01"))
+    assert (status.is_alive, status.problem) == (False, "refused")
+    assert status.blocks is status.pid is status.uptime_s is None
+
+
+@pytest.mark.parametrize("targets", [None, 5, {}, [1], ["x"]])
+def test_node_with_unknown_figures_counts_as_down_with_a_reason(targets: object) -> None:
+    status = describe_node(alive_report("n01", targets=targets))
+    assert not status.is_alive
+    assert status.problem == "answers, but its figures are not understood"
+
+
+def test_missing_figure_is_unknown_and_not_zero() -> None:
+    status = describe_node(alive_report("n01", targets=[{"blocks": 4}, {"blocks": 5, "reads": 1}]))
+    assert (status.blocks, status.reads, status.rejected_shards) == (9, None, None)
+
+
+def test_answer_that_is_no_object_counts_as_down() -> None:
+    report = NodeReport(node="n01", address="x:1", is_alive=True, statistics=[1])  # type: ignore[arg-type]
+    assert not describe_node(report).is_alive
+
+
+@pytest.mark.parametrize(("nodes", "k", "m"), [(1, 1, 0), (6, 4, 2), (8, 4, 2), (7, 2, 1)])
+def test_spare_nodes_are_what_the_worst_choice_of_failures_allows(
+    nodes: int, k: int, m: int
+) -> None:
+    cluster_map = make_map(nodes, k, m)
+    names = [node.name for node in cluster_map.nodes]
+
+    def is_readable(alive: set[str]) -> bool:
+        return all(
+            sum(cluster_map.node_of(target).name in alive for target in group.targets) >= k
+            for group in cluster_map.groups
+        )
+
+    for down in range(min(nodes, m + 2) + 1):
+        for dead in combinations(names, down):
+            alive = set(names) - set(dead)
+            spare = count_spare_nodes(cluster_map, alive)
+            assert (spare >= 0) == is_readable(alive)
+            if spare >= 0:
+                assert all(
+                    is_readable(alive - set(more))
+                    for more in combinations(sorted(alive), min(spare, 1))
+                )
+
+
+@pytest.mark.parametrize(
+    ("down", "line"),
+    [
+        (0, "6 of 6 nodes alive, code 4+2: 2 more may fail before blocks are unreadable"),
+        (1, "5 of 6 nodes alive, code 4+2: 1 more may fail before blocks are unreadable"),
+        (2, "4 of 6 nodes alive, code 4+2: none may fail any more, or blocks are unreadable"),
+        (3, "3 of 6 nodes alive, code 4+2: blocks are unreadable until 1 more is back"),
+        (6, "0 of 6 nodes alive, code 4+2: blocks are unreadable until 4 more are back"),
+    ],
+)
+def test_summary_says_what_may_still_fail(down: int, line: str) -> None:
+    cluster_map = make_map(6, 4, 2)
+    reports = [
+        dead_report(node.name) if index < down else alive_report(node.name)
+        for index, node in enumerate(cluster_map.nodes)
+    ]
+    assert summarise(describe_cluster(cluster_map, reports)) == line
+
+
+def test_json_has_its_documented_names() -> None:
+    cluster_map = make_map(2, 1, 1)
+    status = describe_cluster(cluster_map, [alive_report("n01"), dead_report("n02")])
+    found = render_json(status)
+    assert found["cluster"] == "ab" * 16
+    assert found["epoch"] == 1
+    assert found["code"] == {"k": 1, "m": 1}
+    assert (found["nodes_total"], found["nodes_alive"], found["spare_nodes"]) == (2, 1, 0)
+    assert found["summary"] == summarise(status)
+    for node in found["nodes"]:
+        assert list(node) == [
+            *("node", "address", "is_alive", "problem", "pid", "uptime_s", "blocks"),
+            *("used_bytes", "capacity_bytes", "reads", "shards_read", "rejected_shards"),
+        ]

@@ -1,0 +1,25 @@
+"""Tables on a terminal and in a pipe."""
+
+from kvstore.admin.output import align_columns, draw_table
+
+HEADER = ("node", "state", "blocks")
+ROWS = [["n01", "alive", "12345"], ["n02", "down", "-"]]
+LEFT = frozenset({"node", "state"})
+
+
+def test_columns_are_aligned_without_a_terminal() -> None:
+    assert align_columns(HEADER, ROWS, LEFT).splitlines() == [
+        "node  state  blocks",
+        "n01   alive   12345",
+        "n02   down        -",
+    ]
+
+
+def test_table_without_rows_is_its_header() -> None:
+    assert align_columns(HEADER, [], LEFT) == "node  state  blocks"
+
+
+def test_drawn_table_shows_names_as_they_are() -> None:
+    drawn = draw_table(HEADER, [["[bold]", "alive", "1"]], LEFT)
+    assert "[bold]" in drawn
+    assert len(drawn.splitlines()) == 2

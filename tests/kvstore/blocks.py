@@ -1,0 +1,45 @@
+"""Blocks of random bytes with their keys, and places to fetch them into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstore.client import BlockLayout, Namespace, Section
+from kvstore.layout import BLOCK_TOKENS
+
+
+@dataclass(frozen=True)
+class Target:
+    """Memory for some blocks: `blocks` are views of `area`."""
+
+    area: NDArray[np.uint8]
+    blocks: list[memoryview]
+
+
+class RandomBlocks:
+    """`count` blocks of one chain. Equal seeds give equal keys and equal bytes."""
+
+    def __init__(self, count: int, *, block_bytes: int, seed: int, tenant: str = "test") -> None:
+        rng = np.random.default_rng(seed)
+        layout = BlockLayout(sections=(Section("all", block_bytes),))
+        self.block_bytes = block_bytes
+        self.namespace = Namespace(
+            model="random", weights="r1", tokenizer="t1", layout=layout, tenant=tenant
+        )
+        tokens = rng.integers(0, 1 << 16, count * BLOCK_TOKENS, dtype=np.int32)
+        self.keys = self.namespace.block_keys(tokens)
+        self.area: NDArray[np.uint8] = rng.integers(0, 256, count * block_bytes, dtype=np.uint8)
+        self.sources = _cut(self.area, block_bytes)
+
+    def empty_target(self) -> Target:
+        """Zeroed memory for all blocks."""
+        area = np.zeros_like(self.area)
+        return Target(area, _cut(area, self.block_bytes))
+
+
+def _cut(area: NDArray[np.uint8], block_bytes: int) -> list[memoryview]:
+    view = area.data
+    return [view[at : at + block_bytes] for at in range(0, len(area), block_bytes)]

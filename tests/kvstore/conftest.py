@@ -1,0 +1,17 @@
+"""A cluster of real nodes that tests share; tests which harm nodes start their own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.admin.local_cluster import LocalCluster
+
+
+@pytest.fixture(scope="session")
+def cluster_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Map of twelve healthy nodes, code 10+2."""
+    folder = tmp_path_factory.mktemp("shared-cluster")
+    with LocalCluster.start(
+        folder / "c", nodes=12, k=10, m=2, target_size_bytes=256 << 20
+    ) as cluster:
+        yield str(cluster.cluster_path)

@@ -1,0 +1,188 @@
+"""Nodes that are killed, stopped, refuse connections or lag: every pair, every one."""
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import FetchEnd
+from kvstore.client.store_client import StoreClient
+from kvstore.cluster.entities import ClusterMap
+from kvstore.cluster.map import load_cluster_map
+from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.faults import lying_proxy
+from tests.kvstore.faults.lying_proxy import lying_client
+
+BLOCKS = 70
+
+
+@asynccontextmanager
+async def client_of(cluster_map: ClusterMap) -> AsyncIterator[StoreClient]:
+    client = StoreClient(cluster_map)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: bound, never listening."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def without_nodes(cluster_map: ClusterMap, lost: set[int], port: int) -> ClusterMap:
+    """The map with the addresses of some nodes replaced by one that refuses."""
+    nodes = tuple(
+        dataclasses.replace(node, address=f"127.0.0.{i + 1}:{port}") if i in lost else node
+        for i, node in enumerate(cluster_map.nodes)
+    )
+    return dataclasses.replace(cluster_map, nodes=nodes)
+
+
+@pytest.fixture(scope="module")
+def stored(cluster_path: str) -> RandomBlocks:
+    blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=21)
+    with StoreClient.open(cluster_path) as store:
+        result = store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert result.stored + result.known == BLOCKS
+        time.sleep(0.3)  # the shards beyond `write_acks` arrive a little later
+    return blocks
+
+
+async def fetched_whole(store: StoreClient, blocks: RandomBlocks, deadline_s: float = 3.0) -> bool:
+    target = blocks.empty_target()
+    result = await store.fetch(blocks.namespace, blocks.keys, target.blocks, deadline_s=deadline_s)
+    return result.blocks == BLOCKS and np.array_equal(target.area, blocks.area)
+
+
+async def test_all_66_double_losses_read_back_to_the_bit(
+    cluster_path: str, stored: RandomBlocks, closed_port: int
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    for lost in itertools.combinations(range(12), 2):
+        async with client_of(without_nodes(cluster_map, set(lost), closed_port)) as store:
+            assert await fetched_whole(store, stored), lost
+
+
+async def test_all_12_single_stragglers_read_back_to_the_bit_without_waiting_for_them(
+    cluster_path: str, stored: RandomBlocks
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    for node in cluster_map.nodes:
+        async with lying_client(cluster_map, [node.name]) as (store, proxies):
+            proxies[0].lie = lying_proxy.takes_a_second_for_each_answer
+            started_s = time.monotonic()
+            assert await fetched_whole(store, stored), node.name
+            assert time.monotonic() - started_s < 0.9, node.name
+
+
+async def test_three_losses_are_a_miss_and_no_error(
+    cluster_path: str, stored: RandomBlocks, closed_port: int
+) -> None:
+    cluster_map = without_nodes(load_cluster_map(cluster_path), {0, 4, 7}, closed_port)
+    async with client_of(cluster_map) as store:
+        target = stored.empty_target()
+        result = await store.fetch(stored.namespace, stored.keys, target.blocks)
+        assert (result.blocks, result.ended) == (0, FetchEnd.TOO_FEW_SHARDS)
+        assert await store.match(stored.namespace, stored.keys) == 0
+        saved = await store.save(stored.namespace, stored.keys, stored.sources, deadline_s=3.0)
+        assert (saved.stored, saved.failed) == (0, BLOCKS)
+
+
+async def test_a_block_saved_while_two_nodes_are_lost_is_degraded_and_can_be_read(
+    cluster_path: str, closed_port: int
+) -> None:
+    blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=22, tenant="degraded")
+    cluster_map = without_nodes(load_cluster_map(cluster_path), {2, 11}, closed_port)
+    async with client_of(cluster_map) as store:
+        result = await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert (result.stored, result.degraded, result.failed) == (BLOCKS, BLOCKS, 0)
+        assert await store.match(blocks.namespace, blocks.keys) == BLOCKS
+        assert await fetched_whole(store, blocks)
+        again = await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert (again.known, again.stored) == (BLOCKS, 0)
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Twelve nodes for one test that harms them."""
+    with LocalCluster.start(tmp_path / "c", nodes=12, k=10, m=2, target_size_bytes=64 << 20) as it:
+        yield it
+
+
+async def test_killed_and_stopped_nodes_cost_no_block_and_no_long_wait(
+    own_cluster: LocalCluster,
+) -> None:
+    blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=23)
+    async with StoreClient.connect(own_cluster.cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        await asyncio.sleep(0.3)
+        own_cluster.kill("n03", signal.SIGKILL)
+        own_cluster.kill("n07", signal.SIGSTOP)
+        try:
+            for _ in range(5):
+                started_s = time.monotonic()
+                assert await fetched_whole(store, blocks)
+                assert await store.match(blocks.namespace, blocks.keys) == BLOCKS
+                assert time.monotonic() - started_s < 1.5
+        finally:
+            own_cluster.kill("n07", signal.SIGCONT)
+
+
+async def test_four_stopped_nodes_end_a_fetch_at_its_deadline_and_not_later(
+    own_cluster: LocalCluster,
+) -> None:
+    blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=24)
+    stopped = ("n01", "n02", "n03", "n04")
+    async with StoreClient.connect(own_cluster.cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        await asyncio.sleep(0.3)
+        for name in stopped:
+            own_cluster.kill(name, signal.SIGSTOP)
+        try:
+            target = blocks.empty_target()
+            started_s = time.monotonic()
+            result = await store.fetch(blocks.namespace, blocks.keys, target.blocks, deadline_s=0.5)
+            assert 0.4 < time.monotonic() - started_s < 0.8
+            assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
+            before = target.area.copy()
+        finally:
+            for name in stopped:
+                own_cluster.kill(name, signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        assert np.array_equal(before, target.area), "a late answer reached the caller's memory"
+        assert await fetched_whole(store, blocks)
+
+
+async def test_nodes_killed_in_the_middle_of_fetches_leave_no_descriptors_and_tasks(
+    own_cluster: LocalCluster,
+) -> None:
+    blocks = RandomBlocks(BLOCKS, block_bytes=123_450, seed=25)
+    async with StoreClient.connect(own_cluster.cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for victims in (["n02"], ["n05", "n09"]):
+        async with StoreClient.connect(own_cluster.cluster_path) as store:
+            fetches = [asyncio.create_task(fetched_whole(store, blocks)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            for name in victims:
+                own_cluster.kill(name, signal.SIGKILL)
+            assert all(await asyncio.gather(*fetches)) or len(victims) == 2
+        for name in victims:
+            own_cluster.restart_node(name)
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,168 @@
+"""Nodes that lie, lag or fall silent in the middle: blocks from the others, never a wrong byte."""
+
+import asyncio
+import os
+import time
+
+import numpy as np
+import pytest
+
+from kvstore.client.store_client import StoreClient
+from kvstore.cluster.map import load_cluster_map
+from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.faults import lying_proxy
+from tests.kvstore.faults.lying_proxy import Lie, lying_client
+
+BLOCKS = 70
+"""More than one span, so that a fetch has several batches."""
+DEADLINE_S = 3.0
+
+LIES = [
+    lying_proxy.flips_a_byte_of_each_payload,
+    lying_proxy.claims_another_shard,
+    lying_proxy.flips_a_byte_of_each_body,
+    lying_proxy.flips_a_byte_of_each_header,
+    lying_proxy.sends_garbage_before_the_header,
+    lying_proxy.announces_a_shorter_payload,
+    lying_proxy.announces_a_longer_payload,
+    lying_proxy.announces_an_enormous_payload,
+    lying_proxy.never_stops_sending,
+    lying_proxy.answers_another_request,
+    lying_proxy.stops_in_the_middle_of_a_payload,
+    lying_proxy.closes_in_the_middle_of_a_payload,
+    lying_proxy.never_answers,
+    lying_proxy.takes_a_second_for_each_answer,
+    lying_proxy.sends_a_byte_at_a_time,
+    lying_proxy.refuses_as_busy,
+    lying_proxy.refuses_with_an_unknown_status,
+    lying_proxy.says_that_everything_is_missing,
+]
+
+
+@pytest.fixture(scope="module")
+def stored(cluster_path: str) -> RandomBlocks:
+    blocks = RandomBlocks(BLOCKS, block_bytes=12_800, seed=11)
+    with StoreClient.open(cluster_path) as store:
+        result = store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert result.stored + result.known == BLOCKS
+        time.sleep(0.3)  # the shards beyond `write_acks` arrive a little later
+    return blocks
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("liar_count", [1, 2])
+async def test_every_block_arrives_in_time_when_up_to_two_nodes(
+    cluster_path: str, stored: RandomBlocks, lie: Lie, liar_count: int
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    liars = [cluster_map.nodes[i].name for i in (3, 8)[:liar_count]]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    async with lying_client(cluster_map, liars) as (store, proxies):
+        for proxy in proxies:
+            proxy.lie = lie
+        target = stored.empty_target()
+        started_s = time.monotonic()
+        result = await store.fetch(
+            stored.namespace, stored.keys, target.blocks, deadline_s=DEADLINE_S
+        )
+        assert time.monotonic() - started_s < DEADLINE_S
+        assert result.blocks == BLOCKS
+        assert np.array_equal(target.area, stored.area)
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    "lie", [*LIES, lying_proxy.lies_consistently], ids=lambda lie: lie.__name__
+)
+async def test_what_is_delivered_is_right_when_three_nodes(
+    cluster_path: str, stored: RandomBlocks, lie: Lie
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    async with lying_client(cluster_map, [cluster_map.nodes[i].name for i in (0, 5, 9)]) as (
+        store,
+        proxies,
+    ):
+        for proxy in proxies:
+            proxy.lie = lie
+        target = stored.empty_target()
+        started_s = time.monotonic()
+        result = await store.fetch(stored.namespace, stored.keys, target.blocks, deadline_s=0.5)
+        assert time.monotonic() - started_s < 0.7
+        delivered = result.blocks * stored.block_bytes
+        assert np.array_equal(target.area[:delivered], stored.area[:delivered])
+
+
+async def test_every_block_arrives_when_one_node_lies_consistently(
+    cluster_path: str, stored: RandomBlocks
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    for liar in cluster_map.nodes:
+        async with lying_client(cluster_map, [liar.name]) as (store, proxies):
+            proxies[0].lie = lying_proxy.lies_consistently
+            target = stored.empty_target()
+            result = await store.fetch(stored.namespace, stored.keys, target.blocks)
+            assert result.blocks == BLOCKS, liar.name
+            assert np.array_equal(target.area, stored.area), liar.name
+
+
+async def test_every_block_arrives_when_two_nodes_read_the_wrong_keys(
+    cluster_path: str, stored: RandomBlocks
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    async with lying_client(cluster_map, [cluster_map.nodes[i].name for i in (2, 6)]) as (
+        store,
+        proxies,
+    ):
+        for proxy in proxies:
+            proxy.reads_other_keys = True
+        target = stored.empty_target()
+        result = await store.fetch(stored.namespace, stored.keys, target.blocks)
+        assert result.blocks == BLOCKS
+        assert np.array_equal(target.area, stored.area)
+
+
+async def test_a_shard_that_was_given_up_and_asked_for_again_is_waited_for(
+    cluster_path: str, stored: RandomBlocks
+) -> None:
+    """Two nodes answer with other blocks, so the third, which lags, is given up and needed after
+    all. Its first answer once ended the wait for its second."""
+    cluster_map = load_cluster_map(cluster_path)
+    async with lying_client(cluster_map, [cluster_map.nodes[i].name for i in (2, 6, 9)]) as (
+        store,
+        proxies,
+    ):
+        for proxy in proxies[:2]:
+            proxy.reads_other_keys = True
+        proxies[2].lie = lying_proxy.takes_a_tenth_of_a_second
+        target = stored.empty_target()
+        result = await store.fetch(stored.namespace, stored.keys, target.blocks)
+        assert result.blocks == BLOCKS
+        assert np.array_equal(target.area, stored.area)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lying_proxy.never_answers,
+        lying_proxy.refuses_as_busy,
+        lying_proxy.sends_garbage_before_the_header,
+        lying_proxy.flips_a_byte_of_each_body,
+        lying_proxy.answers_another_request,
+    ],
+    ids=lambda lie: lie.__name__,
+)
+async def test_match_and_save_end_in_time_when_a_node(
+    cluster_path: str, stored: RandomBlocks, lie: Lie
+) -> None:
+    cluster_map = load_cluster_map(cluster_path)
+    fresh = RandomBlocks(5, block_bytes=12_800, seed=int(time.time_ns() % 2**31))
+    async with lying_client(cluster_map, [cluster_map.nodes[4].name]) as (store, proxies):
+        proxies[0].lie = lie
+        started_s = time.monotonic()
+        for _ in range(4):
+            assert await store.match(stored.namespace, stored.keys) == BLOCKS
+        result = await store.save(fresh.namespace, fresh.keys, fresh.sources, deadline_s=3.0)
+        assert time.monotonic() - started_s < 6.0
+        assert (result.stored, result.failed) == (5, 0)

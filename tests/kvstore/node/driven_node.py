@@ -1,0 +1,231 @@
+"""A node without sockets and threads: its operations run in a plain loop, with a clock that is set.
+
+Production code of the node runs here unchanged; only the clock, and the disk if a test wants that,
+are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstore import wire
+from kvstore.node.answers import Request
+from kvstore.node.buffers import BufferPool
+from kvstore.node.disk import Disk, OsDisk
+from kvstore.node.effects import Drain, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
+from kvstore.node.node import Node, SyncPolicy
+from kvstore.node.operations import Session, begin_operation
+from kvstore.node.segment import TargetIdentity
+from kvstore.node.target import Target, TargetSettings
+from kvstore.node.target_life import close_target, open_target
+
+from .raw_client import Answer, ReadShard, Shard, pack_write, parse_read_answer
+
+IDENTITY = TargetIdentity(cluster=bytes(range(16)), name="t01")
+EPOCH = 7
+
+
+@dataclass
+class SetClock:
+    """A clock that stands still until a test moves it."""
+
+    now_s: float = 1_000.0
+    unix_s: float = 1_800_000_000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_ns(self) -> int:
+        return int(self.unix_s * 1e9)
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.unix_s += seconds
+
+
+def open_test_target(
+    folder: Path,
+    *,
+    clock: SetClock,
+    disk: Disk | None = None,
+    capacity_bytes: int = 8 << 20,
+    segment_bytes: int = 64 << 10,
+    slots_max: int = 100_000,
+) -> Target:
+    return open_target(
+        folder,
+        IDENTITY,
+        capacity_bytes=capacity_bytes,
+        settings=TargetSettings(segment_bytes=segment_bytes, slots_max=slots_max),
+        disk=disk or OsDisk(),
+        clock=clock,
+        pid=1,
+    )
+
+
+@dataclass
+class DrivenNode:
+    """One target and what a peer can ask of it. `on_work` is called before each piece of Work."""
+
+    folder: Path
+    clock: SetClock = field(default_factory=SetClock)
+    disk: Disk = field(default_factory=OsDisk)
+    capacity_bytes: int = 8 << 20
+    segment_bytes: int = 64 << 10
+    slots_max: int = 100_000
+    sync: SyncPolicy = SyncPolicy.NEVER
+    memory_bytes: int = 16 << 20
+    on_work: Callable[[], None] = lambda: None
+    node: Node = field(init=False)
+    target: Target = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
+        self.target = open_test_target(
+            self.folder,
+            clock=self.clock,
+            disk=self.disk,
+            capacity_bytes=self.capacity_bytes,
+            segment_bytes=self.segment_bytes,
+            slots_max=self.slots_max,
+        )
+        self.node = Node(
+            name="n01",
+            cluster=IDENTITY.cluster,
+            epoch=EPOCH,
+            targets={0: self.target},
+            disk=self.disk,
+            clock=self.clock,
+            pool=BufferPool(self.memory_bytes),
+            sync=self.sync,
+            pid=1,
+            version="0",
+            started_s=self.clock.monotonic_s(),
+        )
+
+    def close(self) -> None:
+        close_target(self.target, self.disk)
+
+    def crash(self) -> None:
+        """End as kill -9 ends a process: descriptors are closed, nothing is synced or finished."""
+        for segment in self.target.space.segments.values():
+            OsDisk().close(segment.descriptor)
+        self.target.folder.release()
+
+    # Driving --------------------------------------------------------------------------------------
+
+    def begin(self, op: wire.Op, payload_bytes: int = 0, **fields: Any) -> Operation:
+        frame = wire.pack_frame(
+            op,
+            wire.KIND_REQUEST,
+            request_id=5,
+            epoch=EPOCH,
+            payload_bytes=payload_bytes,
+            **fields,
+        )
+        header = wire.parse_header(frame)
+        wire.check_request(header)
+        due_s = self.clock.monotonic_s() + 10.0
+        request = Request(header, frame[wire.HEADER_BYTES :], due_s)
+        return begin_operation(self.node, Session({0}), request)
+
+    def run(self, operation: Operation, payload: bytes = b"") -> Answer:
+        """Run an operation to its end; everything it waits for is there at once."""
+        parser = AnswerParser()
+        left = memoryview(payload)
+        answer: Any = None
+        while True:
+            try:
+                effect = (
+                    operation.throw(answer)
+                    if isinstance(answer, OSError)
+                    else operation.send(answer)
+                )
+            except StopIteration:
+                assert not self.node.pool.used_bytes
+                assert not self.target.writing.is_taken
+                return parser.answer
+            answer = None
+            if isinstance(effect, Send):
+                parser.add(effect.views)
+            elif isinstance(effect, Receive):
+                for view in effect.views:
+                    view[:], left = left[: len(view)], left[len(view) :]
+            elif isinstance(effect, Drain):
+                left = left[effect.size_bytes :]
+            elif isinstance(effect, NeedBuffer):
+                answer = self.node.pool.try_acquire(effect.size_bytes)
+            elif isinstance(effect, NeedTurn):
+                answer = effect.turn.try_take()
+            else:
+                answer = self._work(effect)
+
+    def _work(self, effect: Work) -> Any:
+        self.on_work()
+        try:
+            return effect.call()
+        except OSError as error:
+            return error
+
+    # Operations -----------------------------------------------------------------------------------
+
+    def ask_write(self, shards: Sequence[Shard], **batch: Any) -> Answer:
+        body, payload = pack_write(shards, **batch)
+        operation = self.begin(
+            wire.Op.WRITE, body=body, count=len(shards), payload_bytes=len(payload)
+        )
+        return self.run(operation, payload)
+
+    def write(self, shards: Sequence[Shard], **batch: Any) -> list[wire.WriteOutcome]:
+        answer = self.ask_write(shards, **batch)
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return [wire.WriteOutcome(outcome) for outcome in answer.body]
+
+    def ask_read(self, keys: Sequence[bytes], shard_bytes: int) -> Answer:
+        body = wire.pack_read(keys, shard_bytes)
+        return self.run(self.begin(wire.Op.READ, body=body, count=len(keys)))
+
+    def read(self, keys: Sequence[bytes], shard_bytes: int) -> list[ReadShard | None]:
+        answer = self.ask_read(keys, shard_bytes)
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return parse_read_answer(answer, len(keys), shard_bytes)
+
+    def match(self, keys: Sequence[bytes]) -> list[bool]:
+        body = wire.join_keys(keys)
+        answer = self.run(self.begin(wire.Op.MATCH, body=body, count=len(keys)))
+        return [bool(answer.body[i // 8] >> (i % 8) & 1) for i in range(len(keys))]
+
+    def forget(self, keys: Sequence[bytes]) -> list[bool]:
+        body = wire.join_keys(keys)
+        answer = self.run(self.begin(wire.Op.FORGET, body=body, count=len(keys)))
+        return [bool(byte) for byte in answer.body]
+
+    def report(self, key: bytes, generation: int) -> wire.ReportOutcome:
+        body = key + generation.to_bytes(8, "little")
+        answer = self.run(self.begin(wire.Op.REPORT, body=body, count=1))
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return wire.ReportOutcome(answer.body[0])
+
+
+class AnswerParser:
+    """Takes what an operation sends apart into frames; asserts that nothing is left over."""
+
+    def __init__(self) -> None:
+        self.answer = Answer([], [], [])
+
+    def add(self, views: Sequence[memoryview]) -> None:
+        data = b"".join(views)
+        header = wire.parse_header(data)
+        assert not self.answer.headers or not self.answer.headers[-1].is_last
+        body = data[wire.HEADER_BYTES : wire.HEADER_BYTES + header.body_bytes]
+        wire.check_body(header, body)
+        payload = data[wire.HEADER_BYTES + header.body_bytes :]
+        assert len(payload) == header.payload_bytes
+        self.answer.headers.append(header)
+        self.answer.bodies.append(body)
+        self.answer.payloads.append(payload)
