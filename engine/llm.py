@@ -77,6 +77,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.namespace = namespace
         self.context_tokens = model.config.context_tokens
+        self.compute = str(model.compute_dtype).removeprefix("torch.")
         self.store_faults = StoreFaults()
         self.pool = BlockPool(model.geometry, capacity_blocks=config.pool_blocks)
         self._runner = Runner(model, self.pool)
@@ -253,7 +254,7 @@ class _CompleteBlocks:
         self._saver = saver
         self._sequence = sequence
         self._chain = chain
-        self._submitted_blocks = sequence.complete_blocks
+        self._submitted_blocks = sequence.hit_tokens // BLOCK_TOKENS
 
     def submit(self) -> None:
         complete_blocks = self._sequence.complete_blocks

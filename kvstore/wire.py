@@ -8,10 +8,11 @@ here allocates by a number that a peer sent before that number was checked.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ PART_BYTES_TARGET = 1 << 20
 VERSION_RACE_S = 10.0
 """Writers of one key that are closer than this settle on one version; see wire.md."""
 
+assert sys.byteorder == "little", "numbers on the wire are read in place as little-endian"
 _HEADER = struct.Struct("<4sBBBBQIIIHHQQQ")
 _CHECK = struct.Struct("<Q")
 _U32_PAIR = struct.Struct("<II")
@@ -331,9 +333,33 @@ def pack_part(first: int, records: NDArray[Any]) -> bytes:
 
 def parse_part(body: bytes | bytearray, count: int) -> tuple[int, NDArray[Any]]:
     """First key index and PART_RECORD array of one frame of a READ response."""
-    return _U32_PAIR.unpack_from(body)[0] if body else 0, parse_records(
-        body, PART_RECORD, count, _U32_PAIR.size
-    )
+    records = parse_records(body, PART_RECORD, count, _U32_PAIR.size)
+    return _U32_PAIR.unpack_from(body)[0], records
+
+
+class PartColumns(NamedTuple):
+    """The records of a READ frame as columns of ints: for the client, which looks at 11 frames for
+    every block it fetches, half the time of four numpy columns."""
+
+    first: int
+    heads: list[int]
+    """Status, shard and payload_bytes in one word, as `part_head` makes it."""
+    generations: list[int]
+    payload_xxh3: list[int]
+    block_xxh3: list[int]
+
+
+def part_head(status: int, shard: int, payload_bytes: int) -> int:
+    """The first 8 bytes of a part record as a little-endian word."""
+    return status | shard << 8 | payload_bytes << 32
+
+
+def parse_part_columns(body: bytes | bytearray, count: int) -> PartColumns:
+    """One frame of a READ response; FrameError unless `count` records fill the body exactly."""
+    if len(body) != _U32_PAIR.size + count * PART_RECORD.itemsize:
+        raise FrameError(f"body of {len(body)} bytes, expected 8 + {count} x 32")
+    words = memoryview(body).cast("Q").tolist()
+    return PartColumns(words[0] & 0xFFFFFFFF, words[1::4], words[2::4], words[3::4], words[4::4])
 
 
 def parse_records(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .bench_command import bench
 from .down_command import down
 from .exit_codes import describe_exit_codes
 from .output import NAME, write_result
@@ -54,3 +55,4 @@ def cachalot(
 app.command("up")(up)
 app.command("down")(down)
 app.command("status")(status)
+app.command("bench")(bench)

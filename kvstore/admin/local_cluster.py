@@ -249,7 +249,7 @@ class LocalCluster:
             # Somebody may have removed the folder, and the records in it, under running nodes.
             for child in self._children.values():
                 child.kill()
-                child.wait()
+                child.wait(SIGNAL_DEADLINE_S)
             self._children.clear()
 
     def _node(self, name: str) -> Node:
@@ -275,7 +275,9 @@ class LocalCluster:
                 _close_all(listeners)
             wait_until_ready(starting, deadline_s=deadline_s)
         except BaseException:
-            stop_nodes(self._folder, list(starting), STOP_DEADLINES)
+            # None of them was alive before. By record, so that an interrupt between the start of
+            # a process and our note of it leaves nothing behind.
+            stop_nodes(self._folder, [node.name for node in nodes], STOP_DEADLINES)
             self._reap()
             raise
         finally:

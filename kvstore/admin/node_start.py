@@ -30,6 +30,7 @@ LISTEN_BACKLOG = 512
 LOG_TAIL_LINES = 12
 LOG_TAIL_BYTES = 8 << 10
 READY_LINE_BYTES_MAX = 4096
+KILL_DEADLINE_S = 10.0
 
 # Nodes run the very code that starts them, also where it is not installed.
 CODE_ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,7 @@ def spawn_node(
     except BaseException:
         # Without a record nobody would find it again.
         process.kill()
-        process.wait()
+        process.wait(KILL_DEADLINE_S)
         raise
     return StartingNode(name=node.name, process=process, log_path=log_path, log_offset=log_offset)
 

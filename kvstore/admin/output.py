@@ -70,7 +70,7 @@ def align_columns(
 def draw_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: frozenset[str]
 ) -> str:
-    """The same for a terminal, in its width and colours."""
+    """The same with the colours of a terminal; wider than that rather than cut short."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -82,7 +82,10 @@ def draw_table(
         style = "red" if "down" in row else ""
         # Text, not markup: a name in square brackets is a name.
         table.add_row(*(Text(cell) for cell in row), style=style)
+    plain = align_columns(header, rows, left_columns)
+    needed = max(len(line) for line in plain.splitlines())
     console = Console()
+    console.width = max(console.width, needed)
     with console.capture() as captured:
         console.print(table)
     return captured.get().rstrip("\n")

@@ -14,10 +14,8 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from erasure.code import Code
@@ -75,6 +73,7 @@ class BatchFetch:
         self._unasked = list(range(code.k + code.m))
         self._pending: dict[int, ShardRead] = {}
         self._is_settled = False
+        self._assembled = False
         self._done: asyncio.Future[None] = loop.create_future()
         self._grace: asyncio.TimerHandle | None = None
         self._asked_at_s = 0.0
@@ -203,6 +202,7 @@ class BatchFetch:
             return
         # Decoding writes where a late shard would land: first nobody else may write there.
         self._detach_pending()
+        self._assembled = True
         self.verifier.assemble()
         if self.verifier.leading_blocks < len(self.batch) and self._unasked:
             self._ask_all()
@@ -225,17 +225,18 @@ class BatchFetch:
         if not self._is_settled:
             self._check()
 
-    def places(self, shard: int, first: int, here: NDArray[np.bool_]) -> list[memoryview]:
-        """Where the shards of the blocks from `first` on go that are `here`: each in its place,
-        unless what lies there is good already."""
-        views = self.batch.shard_views(shard, first, first + len(here))
-        is_taken = self.verifier.has_shards(shard, first, len(here))
-        if is_taken.any():
-            for at in np.flatnonzero(is_taken).tolist():
-                views[at] = self.waste
-        if here.all():
-            return views
-        return [views[at] for at in np.flatnonzero(here).tolist()]
+    def places(self, shard: int, rows: Sequence[int]) -> list[memoryview]:
+        """Where the shards of these blocks go: each in its place, unless what lies there is good
+        already."""
+        if isinstance(rows, range):
+            views = self.batch.shard_views(shard, rows.start, rows.stop)
+        else:
+            views = [self.batch.shard_view(row, shard) for row in rows]
+        if self._assembled:
+            for at, row in enumerate(rows):
+                if self.verifier.has_shard(row, shard):
+                    views[at] = self.waste
+        return views
 
     def _finish(self) -> None:
         self._settle()
@@ -246,8 +247,8 @@ class BatchFetch:
 class ShardRead:
     """The answer of one node to one READ: the sink that puts shards in place and hashes them.
 
-    Nearly always every shard of a frame is there and good, so that is one comparison of columns;
-    only a frame with an exception is looked at row by row.
+    `rows` are the blocks whose shard is in the frame that is being received. Nearly always that is
+    every block of the frame, and every shard is good.
     """
 
     def __init__(self, fetch: BatchFetch, shard: int) -> None:
@@ -256,47 +257,60 @@ class ShardRead:
         self._shard = shard
         self._next_block = 0
         self._is_whole = True
-        self._first = 0
-        self._records: NDArray[Any] = np.empty(0, wire.PART_RECORD)
+        self._part = wire.PartColumns(0, [], [], [], [])
+        self._rows: Sequence[int] = ()
         self._views: list[memoryview] = []
 
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
-        first, records = wire.parse_part(body, header.count)
+        part = wire.parse_part_columns(body, header.count)
         batch = self._fetch.batch
-        end = first + header.count
-        if first != self._next_block or end > len(batch) or not header.count:
-            raise wire.FrameError(f"blocks {first} to {end}, expected from {self._next_block}")
+        end = part.first + header.count
+        if part.first != self._next_block or end > len(batch) or not header.count:
+            raise wire.FrameError(f"blocks {part.first} to {end}, expected {self._next_block}")
         if header.is_last != (end == len(batch)):
             raise wire.FrameError(f"last frame ends at block {end} of {len(batch)}")
         self._next_block = end
-        here = records["status"] == 1
-        count = int(np.count_nonzero(here))
-        if (records["payload_bytes"][here] != batch.shard_bytes).any():
-            raise wire.FrameError(f"a shard that has not the {batch.shard_bytes} bytes asked for")
+        self._part = part
+        expected = wire.part_head(1, self._shard, batch.shard_bytes)
+        if part.heads.count(expected) == header.count:
+            self._rows = range(part.first, end)
+        else:
+            self._rows = self._look_at_rows(expected)
         if self.is_detached:
-            return [self._fetch.waste] * count
-        self._first, self._records = first, records
-        if count < header.count:
-            self._is_whole = False
-            self._fetch.on_shards_missing(header.count - count)
-        self._views = self._fetch.places(self._shard, first, here)
+            return [self._fetch.waste] * len(self._rows)
+        self._views = self._fetch.places(self._shard, self._rows)
         return self._views
+
+    def _look_at_rows(self, expected: int) -> list[int]:
+        """The blocks whose shard is in the frame; the shard may turn out to be another one."""
+        rows = []
+        for row, head in enumerate(self._part.heads, self._part.first):
+            if head & 0xFF == 1:
+                if head >> 32 != expected >> 32:
+                    raise wire.FrameError(f"a shard of {head >> 32} bytes was not asked for")
+                rows.append(row)
+        self._is_whole = False
+        self._fetch.on_shards_missing(len(self._part.heads) - len(rows))
+        return rows
 
     def on_payload(self) -> None:
         computed = list(map(xxh3_64_intdigest, self._views))
-        records, self._views = self._records, []
-        here = records["status"] == 1
-        matches = np.zeros(len(records), np.bool_)
-        matches[here] = np.array(computed, np.uint64) == records["payload_xxh3"][here]
-        is_good = matches & (records["shard"] == self._shard)
-        self._fetch.verifier.on_shards(self._shard, self._first, records, is_good)
-        if is_good.all():
+        part, rows, self._views = self._part, self._rows, []
+        if self._is_whole and computed == part.payload_xxh3:
+            self._fetch.verifier.on_shards(self._shard, rows, computed, part.block_xxh3)
             return
         self._is_whole = False
-        for row in np.flatnonzero(here & ~matches).tolist():
-            generation = int(records["generation"][row])
-            self._fetch.on_shard_rejected(self._shard, self._first + row, generation)
-        self._fetch.on_shards_missing(int(np.count_nonzero(matches & ~is_good)))
+        for row, checksum in zip(rows, computed, strict=True):
+            self._judge(row, row - part.first, checksum)
+
+    def _judge(self, row: int, at: int, computed: int) -> None:
+        part = self._part
+        if computed != part.payload_xxh3[at]:
+            self._fetch.on_shard_rejected(self._shard, row, part.generations[at])
+        elif part.heads[at] >> 8 & 0xFF != self._shard:
+            self._fetch.on_shards_missing(1)
+        else:
+            self._fetch.verifier.on_shards(self._shard, [row], [computed], [part.block_xxh3[at]])
 
     def on_end(self) -> None:
         # The same shard may have been asked for again since this request was given up.

@@ -218,7 +218,8 @@ class NodeChannel:
             self._connecting.cancel()
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            reason = f"connect to {self._address}: {os.strerror(code)}"
+            host, port = self._address
+            reason = f"connect to {host} port {port}: {os.strerror(code)}"
             self._fail(NodeUnreachable(self.node, reason))
         else:
             self._begin()

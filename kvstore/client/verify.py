@@ -7,7 +7,8 @@ mixes writers, or that was decoded from a shard that lies about itself, never pa
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,133 +21,164 @@ from .geometry import Batch
 
 
 class BlockVerifier:
-    """State of n blocks by k + m shards. Rows are blocks, columns are shards."""
+    """State of the n blocks of a batch by their k + m shards.
+
+    Kept as one list for each shard, since shards arrive that way: a whole answer is taken in by
+    assigning slices, and only what is out of the ordinary is looked at block by block.
+    """
 
     def __init__(self, batch: Batch, code: Code) -> None:
         n, width = len(batch), code.k + code.m
         self._batch = batch
         self._code = code
-        self._arrived: NDArray[np.bool_] = np.zeros((n, width), np.bool_)
-        self._payload_xxh3: NDArray[np.uint64] = np.zeros((n, width), np.uint64)
-        self._version: NDArray[np.uint64] = np.zeros((n, width), np.uint64)
-        self._verified: NDArray[np.bool_] = np.zeros(n, np.bool_)
-        self._decoded: NDArray[np.bool_] = np.zeros(n, np.bool_)
+        self._payload_xxh3 = [[0] * n for _ in range(width)]
+        self._versions: list[list[int | None]] = [[None] * n for _ in range(width)]
+        """block_xxh3 that came with a shard; None: it has not arrived."""
+        self._arrived = [0] * width
+        self._is_verified = [False] * n
+        self._is_decoded = [False] * n
+        self._has_begun = False
         self.rejected = 0
         """Shards that match their own checksum and still do not belong to their block."""
 
     def on_shards(
-        self, shard: int, first: int, records: NDArray[Any], is_good: NDArray[np.bool_]
+        self, shard: int, rows: Sequence[int], payload_xxh3: list[int], block_xxh3: list[int]
     ) -> None:
-        """Shard `shard` of the blocks from `first` on arrived, as PART_RECORDs; those that are
-        `is_good` are in place and match their own checksum."""
-        rows = slice(first, first + len(records))
-        is_new = is_good & ~self.has_shards(shard, first, len(records))
-        np.copyto(self._payload_xxh3[rows, shard], records["payload_xxh3"], where=is_new)
-        np.copyto(self._version[rows, shard], records["block_xxh3"], where=is_new)
-        self._arrived[rows, shard] |= is_new
+        """Shard `shard` of the blocks `rows` is in place and matches its own checksum. What a block
+        has already is not taken a second time."""
+        if isinstance(rows, range) and not self._has_begun:
+            self._payload_xxh3[shard][rows.start : rows.stop] = payload_xxh3
+            self._versions[shard][rows.start : rows.stop] = block_xxh3
+            self._arrived[shard] += len(rows)
+            return
+        for row, payload, version in zip(rows, payload_xxh3, block_xxh3, strict=True):
+            if not self.has_shard(row, shard):
+                self._payload_xxh3[shard][row] = payload
+                self._versions[shard][row] = version
+                self._arrived[shard] += 1
 
-    def has_shards(self, shard: int, first: int, count: int) -> NDArray[np.bool_]:
-        """For each block from `first` on: are the bytes of this shard good already, so that nobody
-        may write there again?"""
-        rows = slice(first, first + count)
-        has_them: NDArray[np.bool_] = self._verified[rows] | self._arrived[rows, shard]
-        return has_them
+    def has_shard(self, row: int, shard: int) -> bool:
+        """Are these bytes good already, so that nobody may write there again?"""
+        return self._is_verified[row] or self._versions[shard][row] is not None
 
     @property
     def has_enough_shards(self) -> bool:
         """True if every block has k shards, of whatever version."""
-        return bool((self._arrived.sum(axis=1) >= self._code.k).all())
+        n, k = len(self._batch), self._code.k
+        if self._arrived.count(n) >= k:
+            return True
+        return all(len(self._shards_of(row)) >= k for row in range(n))
 
     @property
     def has_all_data(self) -> bool:
         """True if no block needs decoding."""
-        return bool(self._arrived[:, : self._code.k].all())
+        return self._arrived[: self._code.k].count(len(self._batch)) == self._code.k
 
     @property
     def leading_blocks(self) -> int:
         """Number of verified blocks before the first that is not."""
-        unverified = np.flatnonzero(~self._verified)
-        return int(unverified[0]) if len(unverified) else len(self._verified)
+        return (*self._is_verified, False).index(False)
 
     def count_decoded(self, blocks: int) -> int:
         """How many of the first `blocks` blocks needed decoding."""
-        return int(self._decoded[:blocks].sum())
+        return sum(self._is_decoded[:blocks])
 
     def assemble(self) -> None:
         """Decodes and verifies every block that can be; call again when more shards have come."""
-        usable = self._arrived & (self._version == self._chosen_versions()[:, None])
-        waiting = ~self._verified & (usable.sum(axis=1) >= self._code.k)
-        weights = np.uint64(1) << np.arange(usable.shape[1], dtype=np.uint64)
-        patterns = (usable * weights).sum(axis=1, dtype=np.uint64)
-        for pattern in np.unique(patterns[waiting]):
-            rows = np.flatnonzero(waiting & (patterns == pattern))
-            self._assemble_rows(rows, np.flatnonzero(usable[rows[0]]).tolist())
+        if not self._has_begun and (alike := self._whole_alike()):
+            self._assemble_rows(range(len(self._batch)), alike)
+        self._has_begun = True
+        rows_by_shards: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for row, is_verified in enumerate(self._is_verified):
+            if not is_verified:
+                usable = self._usable_shards(row)
+                if len(usable) >= self._code.k:
+                    rows_by_shards[tuple(usable)].append(row)
+        for shards, rows in rows_by_shards.items():
+            self._assemble_rows(rows, shards)
 
-    def _chosen_versions(self) -> NDArray[np.uint64]:
-        """For each block the version that most of its shards have."""
-        at = self._arrived.argmax(axis=1)
-        first: NDArray[np.uint64] = self._version[np.arange(len(at)), at]
-        odd = (self._arrived & (self._version != first[:, None])).any(axis=1)
-        for row in np.flatnonzero(odd):
-            versions, counts = np.unique(self._version[row, self._arrived[row]], return_counts=True)
-            first[row] = versions[counts.argmax()]
-        return first
+    def _whole_alike(self) -> list[int]:
+        """k or more shards that arrived for every block, all of one version; or none."""
+        n = len(self._batch)
+        whole = [shard for shard, count in enumerate(self._arrived) if count == n]
+        is_enough = len(whole) >= self._code.k
+        versions = [self._versions[shard] for shard in whole]
+        return whole if is_enough and versions.count(versions[0]) == len(versions) else []
 
-    def _assemble_rows(self, rows: NDArray[np.intp], shards: list[int]) -> None:
+    def _shards_of(self, row: int) -> list[int]:
+        return [j for j, versions in enumerate(self._versions) if versions[row] is not None]
+
+    def _usable_shards(self, row: int) -> list[int]:
+        """The shards of a block that have the version which most of them have."""
+        shards = self._shards_of(row)
+        counts = Counter(self._versions[shard][row] for shard in shards)
+        if len(counts) <= 1:
+            return shards
+        version = counts.most_common(1)[0][0]
+        return [shard for shard in shards if self._versions[shard][row] == version]
+
+    def _assemble_rows(self, rows: Sequence[int], shards: Sequence[int]) -> None:
+        """Decodes and verifies blocks that all have the same `shards`, k or more."""
         k = self._code.k
         sources = shards[:k]
         missing = [j for j in range(k) if j not in shards]
         if missing:
             self._decode(rows, missing, sources)
-        combined = wire.combine_checksums(self._payload_xxh3[rows, :k])
-        versions = self._version[rows, sources[0]].tolist()
-        for row, computed, told in zip(rows.tolist(), combined, versions, strict=True):
-            if computed == told:
+        sums = np.array([self._payload_xxh3[j] for j in range(k)], np.uint64).T
+        combined = wire.combine_checksums(sums if len(rows) == len(sums) else sums[list(rows)])
+        for row, computed in zip(rows, combined, strict=True):
+            version = self._versions[sources[0]][row]
+            if computed == version:
                 self._accept(row, is_decoded=bool(missing))
-            elif self._rescue(row, shards, told):
+            elif self._rescue(row, shards):
                 self._accept(row, is_decoded=True)
 
     def _accept(self, row: int, *, is_decoded: bool) -> None:
         self._batch.gather_tail(row)
-        self._verified[row] = True
-        self._decoded[row] = is_decoded
+        self._is_verified[row] = True
+        self._is_decoded[row] = is_decoded
 
-    def _decode(self, rows: NDArray[np.intp], missing: list[int], sources: list[int]) -> None:
-        addresses = self._batch.shard_addresses
+    def _decode(self, rows: Sequence[int], missing: Sequence[int], sources: Sequence[int]) -> None:
+        addresses = self._batch.shard_addresses[list(rows)]
         self._code.reconstruct_at(
             missing,
             sources,
-            addresses[rows][:, sources],
-            addresses[rows][:, missing],
+            addresses[:, list(sources)],
+            addresses[:, list(missing)],
             shard_bytes=self._batch.shard_bytes,
         )
         for j in missing:
-            self._payload_xxh3[rows, j] = [
-                xxh3_64_intdigest(self._batch.shard_view(row, j)) for row in rows.tolist()
-            ]
+            for row in rows:
+                self._payload_xxh3[j][row] = xxh3_64_intdigest(self._batch.shard_view(row, j))
 
-    def _rescue(self, row: int, shards: list[int], version: int) -> bool:
+    def _rescue(self, row: int, shards: Sequence[int]) -> bool:
         """Looks for the one shard that lies: leaves out each in turn, in memory of its own."""
-        k, size = self._code.k, self._batch.shard_bytes
+        k, version = self._code.k, self._versions[shards[0]][row]
+        if len(shards) <= k:
+            return False
         for suspect in shards:
             sources = [j for j in shards if j != suspect][:k]
-            if len(sources) < k:
-                return False
             wanted = [j for j in range(k) if j not in sources]
-            rebuilt = np.empty((len(wanted), size), np.uint8)
-            targets = rebuilt.ctypes.data + np.arange(len(wanted), dtype=np.uintp) * np.uintp(size)
-            self._code.reconstruct_at(
-                wanted,
-                sources,
-                self._batch.shard_addresses[row, sources][None, :],
-                targets[None, :].astype(np.uintp),
-                shard_bytes=size,
-            )
-            sums = self._payload_xxh3[row, :k].copy()
-            sums[wanted] = [xxh3_64_intdigest(shard.data) for shard in rebuilt]
-            if wire.combine_checksums(sums[None, :])[0] == version:
-                self.rejected += suspect in shards
+            rebuilt = self._rebuild(row, wanted, sources)
+            sums = np.array([[self._payload_xxh3[j][row] for j in range(k)]], np.uint64)
+            sums[0, wanted] = [xxh3_64_intdigest(shard.data) for shard in rebuilt]
+            if wire.combine_checksums(sums)[0] == version:
+                self.rejected += 1
                 for j, shard in zip(wanted, rebuilt, strict=True):
                     self._batch.shard_view(row, j)[:] = shard.data
                 return True
         return False
+
+    def _rebuild(self, row: int, wanted: list[int], sources: list[int]) -> NDArray[np.uint8]:
+        """The `wanted` shards of one block from `sources`, uint8 (wanted, shard_bytes)."""
+        size = self._batch.shard_bytes
+        rebuilt = np.empty((len(wanted), size), np.uint8)
+        places = rebuilt.ctypes.data + np.arange(len(wanted), dtype=np.uintp) * np.uintp(size)
+        self._code.reconstruct_at(
+            wanted,
+            sources,
+            self._batch.shard_addresses[[row]][:, sources],
+            places[None, :].astype(np.uintp),
+            shard_bytes=size,
+        )
+        return rebuilt

@@ -47,8 +47,8 @@ class _Read:
 def read(node: Node, target: Target, request: Request) -> Operation:
     """Answer a READ."""
     shard_bytes, keys = wire.parse_read(request.body, request.header.count)
-    if not keys or not 0 < shard_bytes <= wire.PAYLOAD_BYTES_MAX:
-        text = f"{len(keys)} keys of {shard_bytes} bytes, expected at least one key and byte"
+    if not 0 < shard_bytes <= wire.PAYLOAD_BYTES_MAX:
+        text = f"shards of {shard_bytes} bytes, expected 1 to {wire.PAYLOAD_BYTES_MAX}"
         yield from refuse(node, request, wire.Status.BAD_REQUEST, text)
         return
     target.statistics.reads += 1

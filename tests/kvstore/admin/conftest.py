@@ -33,6 +33,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Path]:
-    """Give the folder of a cluster of three nodes, code 2+1, that runs."""
-    with LocalCluster.start(folder, nodes=3, k=2, m=1, target_size_bytes=8 << 20):
+    """Give the folder of a cluster of two nodes, code 1+1, that runs."""
+    with LocalCluster.start(folder, nodes=2, k=1, m=1, target_size_bytes=8 << 20):
         yield folder

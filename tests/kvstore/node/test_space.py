@@ -1,0 +1,142 @@
+"""Which slots a target gives out, and when it grows or hands a segment to another slot size."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.node.segment import SLOTS_OFFSET, ReadWay, Segment, SegmentShape
+from kvstore.node.slot import SlotGeometry
+from kvstore.node.space import Growth, SlotSpace, plan_slot_count
+
+SMALL, LARGE = SlotGeometry(768), SlotGeometry(7936)
+MIB = 1 << 20
+
+
+def make_segment(shape: SegmentShape) -> Segment:
+    """A segment as far as space is concerned: its file is never touched here."""
+    return Segment(shape, Path(shape.file_name), -1, ReadWay.DIRECT)
+
+
+def grow(space: SlotSpace, geometry: SlotGeometry) -> Segment | None:
+    growth = space.plan_growth(geometry)
+    if growth is None:
+        return None
+    segment = make_segment(growth.shape)
+    space.add(segment, [(0, growth.shape.slot_count)])
+    return segment
+
+
+def make_space(capacity_bytes: int = MIB, segment_bytes: int = MIB // 8) -> SlotSpace:
+    return SlotSpace(
+        capacity_bytes=capacity_bytes, segment_bytes=segment_bytes, slots_max=10_000_000
+    )
+
+
+def test_space_gives_neighbouring_slots_when_a_run_is_free() -> None:
+    space = make_space()
+    segment = grow(space, SMALL)
+    assert segment is not None
+    (first,) = space.take(SMALL, 10)
+    (second,) = space.take(SMALL, 20)
+    assert (first.segment, first.first_slot, first.count) == (segment, 0, 10)
+    assert (second.first_slot, second.count) == (10, 20)
+
+
+def test_space_gives_less_when_it_is_full() -> None:
+    space = make_space()
+    segment = grow(space, SMALL)
+    assert segment is not None
+    taken = space.take(SMALL, 1000)
+    assert sum(run.count for run in taken) == segment.shape.slot_count
+    assert space.take(SMALL, 1) == []
+
+
+def test_space_keeps_slot_sizes_apart() -> None:
+    space = make_space()
+    grow(space, SMALL)
+    assert space.take(LARGE, 1) == []
+
+
+def test_space_stays_within_its_capacity() -> None:
+    space = make_space()
+    segments: list[Segment] = []
+    while segment := grow(space, SMALL if len(segments) % 2 else LARGE):
+        segments.append(segment)
+        space.take(segment.shape.geometry, segment.shape.slot_count)
+    used_bytes = sum(segment.shape.file_bytes for segment in segments)
+    assert MIB - MIB // 8 < used_bytes <= MIB
+
+
+def test_space_stays_within_its_slots_when_they_are_small() -> None:
+    space = SlotSpace(capacity_bytes=64 * MIB, segment_bytes=8 * MIB, slots_max=20_000)
+    counts = []
+    while segment := grow(space, SlotGeometry(64)):
+        counts.append(segment.shape.slot_count)
+    assert sum(counts) == 20_000
+
+
+def fill(space: SlotSpace, geometry: SlotGeometry) -> list[Segment]:
+    segments = []
+    while segment := grow(space, geometry):
+        segments.append(segment)
+        space.take(geometry, segment.shape.slot_count)
+    return segments
+
+
+def test_space_gives_a_wholly_free_segment_to_another_size_when_full() -> None:
+    space = make_space()
+    segments = fill(space, SMALL)
+    assert space.plan_growth(LARGE) is None
+    space.give(segments[2], 0, segments[2].shape.slot_count)
+    growth = space.plan_growth(LARGE)
+    assert isinstance(growth, Growth)
+    assert growth.removed == (segments[2],)
+    assert segments[2].shape.number not in space.segments
+    assert growth.shape.number not in space.segments
+    assert growth.shape.file_bytes <= segments[2].shape.file_bytes + LARGE.slot_bytes
+
+
+def test_space_keeps_a_free_segment_when_a_thread_reads_it() -> None:
+    space = make_space()
+    segments = fill(space, SMALL)
+    space.give(segments[2], 0, segments[2].shape.slot_count)
+    segments[2].pins = 1
+    assert space.plan_growth(LARGE) is None
+    segments[2].pins = 0
+    assert space.plan_growth(LARGE) is not None
+
+
+def test_space_keeps_its_segments_when_all_of_them_would_not_hold_one_slot() -> None:
+    space = make_space()
+    segments = fill(space, SMALL)
+    for segment in segments:
+        space.give(segment, 0, segment.shape.slot_count)
+    assert space.plan_growth(SlotGeometry(2 * MIB)) is None
+    assert len(space.segments) == len(segments)
+
+
+def test_space_makes_one_segment_for_a_slot_that_is_larger_than_a_segment() -> None:
+    space = make_space()
+    segment = grow(space, SlotGeometry(MIB // 2))
+    assert segment is not None
+    assert segment.shape.slot_count == 1
+    assert grow(space, SlotGeometry(MIB // 2)) is None
+
+
+@given(
+    payload_bytes=st.integers(1, 1 << 22),
+    segment_bytes=st.integers(0, 1 << 24),
+    limit_bytes=st.integers(0, 1 << 24),
+)
+def test_planned_segment_fits_its_limit_and_has_a_slot_if_one_fits(
+    payload_bytes: int, segment_bytes: int, limit_bytes: int
+) -> None:
+    geometry = SlotGeometry(payload_bytes)
+    slots = plan_slot_count(geometry, segment_bytes, limit_bytes)
+    file_bytes = SLOTS_OFFSET + slots * geometry.slot_bytes
+    if slots:
+        assert file_bytes <= limit_bytes
+        assert slots == 1 or file_bytes <= segment_bytes
+    elif segment_bytes <= limit_bytes:
+        assert SLOTS_OFFSET + geometry.slot_bytes > limit_bytes
