@@ -25,7 +25,7 @@ from ..cluster.entities import ClusterMap
 from ..cluster.map import load_cluster_map
 from ..cluster.placement import SPAN_BLOCKS
 from ..errors import StoreError
-from ..layout import BLOCK_TOKENS, shard_bytes
+from ..layout import BLOCK_TOKENS, padded_bytes, shard_bytes
 from .delaying_proxy import delaying_proxy
 from .machine import describe_machine
 from .raw_socket import RawSocketBaseline, raw_socket_baseline
@@ -182,22 +182,24 @@ class Bench:
         ) as baseline:
             yield baseline
 
-    def _raw_fetch(self, baseline: RawSocketBaseline, work: Workload) -> float:
+    def _raw_fetch(self, baseline: RawSocketBaseline, targets: list[memoryview]) -> float:
         blocks = min(SPAN_BLOCKS, batch_blocks(self._options.block_bytes))
-        return baseline.fetch(work.targets, batch_blocks=blocks, in_flight=BATCHES_IN_FLIGHT)
+        return baseline.fetch(targets, batch_blocks=blocks, in_flight=BATCHES_IN_FLIGHT)
 
     async def measure_rates(self, store: StoreClient, work: Workload) -> None:
         """memcpy, raw sockets, save and fetch in turns; leaves the blocks stored."""
         memcpy, raw, save, fetch, cpu = [], [], [], [], []
         async with self._baseline(work.count) as baseline:
-            self._raw_fetch(baseline, work)  # the first touches memory and warms connections
+            padded = padded_bytes(self._options.block_bytes, self._map.code.k)
+            targets = _blocks_of(np.zeros(work.count * padded, np.uint8), padded)
+            self._raw_fetch(baseline, targets)  # the first touches memory and warms connections
             await work.save(store)
             await work.fetch(store)
             work.check()
             for _ in range(self._options.rounds):
                 await store.forget(work.namespace, work.keys)
                 memcpy.append(_timed(lambda: np.copyto(work.target, work.source)))
-                raw.append(self._raw_fetch(baseline, work))
+                raw.append(self._raw_fetch(baseline, targets))
                 save.append(await _timed_await(work.save(store)))
                 cpu_before_s = time.process_time()
                 fetch.append(await _timed_await(work.fetch(store)))

@@ -38,26 +38,43 @@ async def _pass_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         await writer.drain()
 
 
+async def _pass_on(
+    node: tuple[str, int],
+    delay_s: float,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Serves one connection until either side ends it."""
+    node_reader, node_writer = await asyncio.open_connection(*node)
+    directions = [
+        asyncio.ensure_future(_pass_requests(reader, node_writer, delay_s)),
+        asyncio.ensure_future(_pass_answers(node_reader, writer)),
+    ]
+    try:
+        await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for direction in directions:
+            direction.cancel()
+        await asyncio.gather(*directions, return_exceptions=True)
+        node_writer.close()
+        writer.close()
+
+
 async def _serve(host: str, port: int, delay_s: float) -> None:
-    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        node_reader, node_writer = await asyncio.open_connection(host, port)
-        directions = [
-            asyncio.ensure_future(_pass_requests(reader, node_writer, delay_s)),
-            asyncio.ensure_future(_pass_answers(node_reader, writer)),
-        ]
-        try:
-            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for direction in directions:
-                direction.cancel()
-            await asyncio.gather(*directions, return_exceptions=True)
-            node_writer.close()
-            writer.close()
+    connections: set[asyncio.Task[None]] = set()
+
+    def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(_pass_on((host, port), delay_s, reader, writer))
+        connections.add(task)
+        task.add_done_callback(connections.discard)
 
     server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    for task in connections:
+        task.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)
 
 
 @contextmanager
