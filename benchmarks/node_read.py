@@ -291,7 +291,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
         running_node(Path(folder)) as (pid, peer),
     ):
-        count = min(150, (500 << 20) // (SHARDS * shard_bytes))
+        count = min(600, (600 << 20) // (SHARDS * shard_bytes))
         batches = measure_writes(pid, peer, rng, shard_bytes, count)
         common = {"shard_bytes": shard_bytes, "seconds": seconds}
         measure_reads(pid, peer, batches, order="as written", **common)

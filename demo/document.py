@@ -13,7 +13,7 @@ TOPICS = ("typesseq", "typesmapping", "types")
 TOKENS_MIN = 300
 TOKENS_MAX = 6_000
 
-CUTS_TRIED = 40
+CUTS_TRIED = 20
 """Ends of lines that are looked at; a line has about 16 tokens, a block 128."""
 
 BORDER_TOKENS_MIN = 2
@@ -49,6 +49,7 @@ def choose_document(
 
     Of the last `CUTS_TRIED` places to cut it takes the one with the smallest `tokens_to_border` of
     the document, but at least `BORDER_TOKENS_MIN`: so few tokens of an answer complete a block.
+    Among equals the longest.
     """
     lines = text.splitlines(keepends=True)
     line_count = _largest(
@@ -59,7 +60,7 @@ def choose_document(
     borders = {cut: tokens_to_border(cut) for cut in cuts if cut}
     far_enough = [cut for cut, border in borders.items() if border >= BORDER_TOKENS_MIN]
     assert far_enough, f"{tokens_max} tokens are less than one line of text"
-    return min(far_enough, key=borders.__getitem__)
+    return min(reversed(far_enough), key=borders.__getitem__)
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -28,7 +28,7 @@ from kvstore.errors import StoreError
 from kvstore.identity import check_package_identity
 
 from .errors import EngineError, InvalidRequest
-from .threads import set_thread_count, set_waiting_policy
+from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
     from .generation import Generation
@@ -216,7 +216,7 @@ def generate(
         system=system,
         follow_up_of=follow_up_of,
     )
-    set_waiting_policy()
+    prepare_environment()
     set_thread_count(threads)
     answer(
         question=asked,

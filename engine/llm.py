@@ -24,7 +24,8 @@ from .models.llama import LlamaModel
 from .prefix import PrefixHit, PrefixReader
 from .runner import Runner
 from .sampling import GREEDY, Sampling, choose_token
-from .saver import BlockSaver, SaveJob, SaveReceipt, StoreFaults
+from .saver import BlockSaver, SaveJob, SaveReceipt
+from .store_faults import StoreFaults
 from .token_sequence import TokenSequence
 from .tokenizer import Tokenizer
 
@@ -80,7 +81,7 @@ class LLM:
         self.compute = str(model.compute_dtype).removeprefix("torch.")
         self.store_faults = StoreFaults()
         self.pool = BlockPool(model.geometry, capacity_blocks=config.pool_blocks)
-        self._runner = Runner(model, self.pool)
+        self.runner = Runner(model, self.pool)
         self._config = config
         self._clock = clock
         self._is_closed = False
@@ -148,7 +149,7 @@ class LLM:
                 token_ids=list(prompt_ids), block_ids=block_ids, hit_tokens=hit.hit_tokens
             )
             prefill_start_s = self._clock()
-            logits = self._runner.prefill(sequence)
+            logits = self.runner.prefill(sequence)
             prefill_s = self._clock() - prefill_start_s
             saves = _CompleteBlocks(self._saver, sequence, chain)
             answer = self._decode(sequence, logits, tokens_max, sampling, on_text, saves)
@@ -238,7 +239,7 @@ class LLM:
             saves.submit()
             if finish_reason is None or len(sequence.token_ids) % BLOCK_TOKENS == 0:
                 # The second case fills the last block, so that a follow-up finds it.
-                logits = self._runner.step(sequence)
+                logits = self.runner.step(sequence)
         saves.submit()
         assert first_token_s is not None
         return _Answer(

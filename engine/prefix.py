@@ -9,7 +9,7 @@ from kvstore.policy import plan_dense_hit
 
 from .block_pool import BlockPool
 from .block_store import BlockStore
-from .saver import STORE_ERRORS, StoreFaults
+from .store_faults import STORE_ERRORS, StoreFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

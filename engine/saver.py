@@ -4,42 +4,17 @@ The engine never waits for a save but at its own end. A block waiting here keeps
 pool through a reference.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition, Lock, Thread
 
-from kvstore.errors import StoreError
 from kvstore.key import Namespace
 
 from .block_pool import BlockPool
 from .block_store import BlockStore
 from .errors import EngineClosed
-
-log = logging.getLogger(__name__)
-
-STORE_ERRORS = (StoreError, OSError)
-"""What a store may raise. Anything else is a mistake in the program and is not hidden."""
-
-
-class StoreFaults:
-    """Counts the errors of a store and logs only the first: a dead store fails every request."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
-
-    def note(self, operation: str, error: Exception) -> None:
-        with self._lock:
-            self._count += 1
-            is_first = self._count == 1
-        if is_first:
-            log.warning("block store: %s failed, going on without it: %s", operation, error)
+from .store_faults import STORE_ERRORS, StoreFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

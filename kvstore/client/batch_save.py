@@ -75,12 +75,13 @@ class BatchSave:
     async def run(self, deadline_s: float) -> BatchSaveResult:
         """Encodes, sends and waits; returns after `deadline_s` seconds at the latest."""
         self._encode()
-        sums = self._checksums()
-        versions = wire.combine_checksums(sums[:, : self._code.k])
+        shards = self._shard_views()
+        sums = [list(map(xxh3_64_intdigest, views)) for views in shards]
+        versions = wire.combine_checksums(np.array(sums[: self._code.k], np.uint64).T)
         try:
             for shard, channel in enumerate(self._channels):
                 if channel.health.is_available:
-                    self._send(shard, channel, sums[:, shard], versions, deadline_s)
+                    self._send(shard, channel, shards[shard], sums[shard], versions, deadline_s)
             if self._pending:
                 async with asyncio.timeout(deadline_s):
                     await self._done
@@ -99,27 +100,22 @@ class BatchSave:
             shard_bytes=self._batch.shard_bytes,
         )
 
-    def _checksums(self) -> NDArray[np.uint64]:
-        """payload_xxh3 of each shard, uint64 (n, k + m)."""
-        batch, width = self._batch, self._code.k + self._code.m
-        sums = [
-            xxh3_64_intdigest(batch.shard_view(row, shard))
-            for row in range(len(batch))
-            for shard in range(width)
-        ]
-        return np.array(sums, np.uint64).reshape(len(batch), width)
+    def _shard_views(self) -> list[list[memoryview]]:
+        """For each shard its bytes in every block."""
+        width = self._code.k + self._code.m
+        return [self._batch.shard_views(shard, 0, len(self._batch)) for shard in range(width)]
 
     def _send(
         self,
         shard: int,
         channel: NodeChannel,
-        payload_xxh3: NDArray[np.uint64],
+        views: list[memoryview],
+        payload_xxh3: list[int],
         versions: list[int],
         deadline_s: float,
     ) -> None:
         n, size = len(self._batch), self._batch.shard_bytes
         write = ShardWrite(self, shard, n)
-        views = [self._batch.shard_view(row, shard) for row in range(n)]
         request_id = channel.submit(
             wire.Op.WRITE,
             write,
@@ -131,7 +127,7 @@ class BatchSave:
         )
         self._pending[shard] = (write, request_id)
 
-    def _body(self, shard: int, payload_xxh3: NDArray[np.uint64], versions: list[int]) -> bytes:
+    def _body(self, shard: int, payload_xxh3: list[int], versions: list[int]) -> bytes:
         head = np.zeros(1, wire.WRITE_BATCH)
         head["namespace_id"] = np.void(self._namespace.namespace_id)
         head["layout"] = np.void(self._namespace.layout.fingerprint[:16])
@@ -142,7 +138,7 @@ class BatchSave:
         items = np.zeros(len(self._batch), wire.WRITE_ITEM)
         items["key"] = np.frombuffer(b"".join(self._keys), "V32")
         items["block_index"] = np.arange(self._first_block, self._first_block + len(items))
-        items["payload_xxh3"] = payload_xxh3
+        items["payload_xxh3"] = np.array(payload_xxh3, np.uint64)
         items["block_xxh3"] = np.array(versions, np.uint64)
         return head.tobytes() + items.tobytes()
 

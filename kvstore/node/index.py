@@ -38,14 +38,16 @@ class SlotIndex:
         """Whether each key is here; shape (len(keys),)."""
         return np.fromiter(map(self._locations.__contains__, keys), np.bool_, len(keys))
 
-    def put(self, key: bytes, segment: Segment, slot: int) -> int:
-        """Point `key` to a slot. Returns the location it pointed to before, or ABSENT."""
-        before = self._locations.get(key, ABSENT)
-        if before != ABSENT:
-            self._forget_slot(before)
-        assert segment.columns.keys[slot] is None
-        segment.columns.keys[slot] = key
-        self._locations[key] = segment.shape.first_location + slot
+    def put(self, keys: Sequence[bytes], segment: Segment, first_slot: int) -> list[int]:
+        """Point `keys` to neighbouring slots. Returns the locations that some pointed to before."""
+        before = [location for location in self.find(keys) if location != ABSENT]
+        for location in before:
+            self._forget_slot(location)
+        slots = slice(first_slot, first_slot + len(keys))
+        assert segment.columns.keys[slots].count(None) == len(keys)
+        segment.columns.keys[slots] = keys
+        first = segment.shape.first_location + first_slot
+        self._locations.update(zip(keys, range(first, first + len(keys)), strict=True))
         return before
 
     def drop(self, key: bytes) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
 from .. import wire
 from .answers import Request, answer, refuse
@@ -26,7 +25,7 @@ from .freeing import free_slots
 from .index import ABSENT
 from .node import Node
 from .segment import LOCATION_BITS, SLOT_MASK, ReadWay, Segment
-from .slot import SlotGeometry
+from .slot import SlotGeometry, checksum_headers
 from .space import SlotRun
 from .target import Target
 
@@ -81,11 +80,14 @@ def plan_parts(locations: Sequence[int], shard_bytes: int) -> list[tuple[int, in
     return list(zip(starts, [*starts[1:], len(locations)], strict=True))
 
 
-def plan_runs(locations: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut locations into runs of neighbouring slots: (first location, slots) of each, in order.
+def plan_runs(locations: list[int]) -> list[tuple[int, int]]:
+    """Cut locations, none of them ABSENT, into runs of neighbours: (first location, slots) of each.
 
     The slots of a run lie next to each other in one file *and* in the order they were asked for.
     """
+    count = len(locations)
+    if locations == list(range(locations[0], locations[0] + count)):
+        return [(locations[0], count)]
     runs: list[tuple[int, int]] = []
     first = expected = ABSENT
     for location in locations:
@@ -223,7 +225,7 @@ def _find_good(
     """Which slots hold what was asked for; `keys` and `generations` slot by slot."""
     count = len(keys)
     headers = views.headers[:count]
-    checksums = np.fromiter(map(xxh3_64_intdigest, views.checked[:count]), np.uint64, count)
+    checksums = checksum_headers(views.checked[:count])
     is_good: NDArray[np.bool_] = (
         (headers["key"] == keys)
         & (headers["generation"] == generations)

@@ -73,13 +73,22 @@ class Server:
         self._check_due_s = now_s
         self._sync_due_s = now_s + self.settings.sync_interval_s
         self._stop_due_s: float | None = None
+        self._has_ended = False
 
     def request_stop(self) -> None:
-        """Make `run` end soon. May be called from a signal handler or another thread."""
-        os.eventfd_write(self._stop_signal, 1)
+        """Make `run` end soon. May be called from a signal handler or another thread, and late."""
+        if not self._has_ended:
+            os.eventfd_write(self._stop_signal, 1)
 
     def run(self) -> None:
         """Serve until `request_stop`. A broken invariant is raised, and ends everything."""
+        try:
+            self._serve()
+            self._finish()
+        finally:
+            self._release()
+
+    def _serve(self) -> None:
         for descriptor in (self._workers.wakeup, self._stop_signal):
             self._epoll.register(descriptor, select.EPOLLIN)
         self._accept_again()
@@ -91,7 +100,6 @@ class Server:
                 if not connection.is_closed:
                     connection.visit()
             self._tick()
-        self._end()
 
     # For connections ------------------------------------------------------------------------------
 
@@ -259,13 +267,13 @@ class Server:
         now_s = self.node.clock.monotonic_s()
         return self.node.connections == 0 or now_s >= self._stop_due_s
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
+        """Bring to its end what threads have begun, so that no slot is left half written."""
         for connection in list(self._connections.values()):
             connection.close("the node stops", logging.WARNING)
         due_s = self.node.clock.monotonic_s() + self.settings.stop_s
         poll = select.poll()
         poll.register(self._workers.wakeup, select.POLLIN)
-        # What threads have begun is brought to its end, so that no slot is left half written.
         while self.node.connections or self._is_syncing:
             left_s = due_s - self.node.clock.monotonic_s()
             if left_s <= 0 or not poll.poll(left_s * 1000):
@@ -275,5 +283,11 @@ class Server:
                 completion.deliver(completion)
         else:
             self._workers.close()
+
+    def _release(self) -> None:
+        self._has_ended = True
+        for connection in self._connections.values():
+            connection.socket.close()
+        self._listener.close()
         self._epoll.close()
         os.close(self._stop_signal)

@@ -7,6 +7,7 @@ as the shards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,25 +69,20 @@ class SlotGeometry:
         object.__setattr__(self, "slot_bytes", header_offset + HEADER_BYTES)
 
 
-def seal_headers(headers: NDArray[Any]) -> None:
-    """Write magic, version and checksum into `headers` (dtype SLOT_HEADER, one contiguous array).
+def seal_headers(headers: NDArray[Any], checked: Sequence[memoryview]) -> None:
+    """Write magic, version and checksum into `headers` (dtype SLOT_HEADER).
 
-    All other fields must have their values, the zero fields zeros.
+    `checked[i]` is the memory of the first CHECKED_BYTES of header i. All other fields must have
+    their values, the zero fields zeros.
     """
     headers["magic"] = MAGIC
     headers["version"] = FORMAT_VERSION
-    headers["header_xxh3"] = checksum_headers(headers)
+    headers["header_xxh3"] = checksum_headers(checked)
 
 
-def checksum_headers(headers: NDArray[Any]) -> NDArray[np.uint64]:
-    """The checksum that each of `headers` should carry; shape (n,), dtype uint64."""
-    view = memoryview(headers.tobytes())
-    starts = range(0, len(view), HEADER_BYTES)
-    return np.fromiter(
-        [xxh3_64_intdigest(view[at : at + CHECKED_BYTES]) for at in starts],
-        np.uint64,
-        len(starts),
-    )
+def checksum_headers(checked: Sequence[memoryview]) -> NDArray[np.uint64]:
+    """The checksum that each header should carry, of its first CHECKED_BYTES; dtype uint64."""
+    return np.fromiter(map(xxh3_64_intdigest, checked), np.uint64, len(checked))
 
 
 def find_whole_headers(headers: NDArray[Any]) -> NDArray[np.bool_]:
@@ -95,6 +91,8 @@ def find_whole_headers(headers: NDArray[Any]) -> NDArray[np.bool_]:
         headers["version"] == FORMAT_VERSION
     )
     candidates = np.flatnonzero(is_whole)
-    found = np.ascontiguousarray(headers[candidates])
-    is_whole[candidates] = checksum_headers(found) == found["header_xxh3"]
+    view = memoryview(headers.tobytes())
+    starts = (candidates * HEADER_BYTES).tolist()
+    checksums = checksum_headers([view[at : at + CHECKED_BYTES] for at in starts])
+    is_whole[candidates] = checksums == headers["header_xxh3"][candidates]
     return is_whole

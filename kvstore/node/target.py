@@ -99,7 +99,7 @@ class Target:
         False, and nothing is done, if the key does not point to that shard any more: then the slot
         was reused in the meantime and nothing is damaged.
         """
-        if self.index.get(key) != location or self.generation(location) != generation:
+        if self.index.get(key) != location:
             self.statistics.read_races += 1
             return False
         self.unlink([key])
@@ -138,7 +138,10 @@ class Target:
         """What is to become of each offered shard: a WriteOutcome, STORED for one to be written."""
         now_ns = self.clock.unix_ns()
         outcomes: list[int] = [WriteOutcome.STORED] * len(keys)
-        for row, location in enumerate(self.index.find(keys)):
+        locations = self.index.find(keys)
+        if locations.count(ABSENT) == len(keys):
+            return outcomes
+        for row, location in enumerate(locations):
             if location != ABSENT:
                 offered = ShardVersion(block_xxh3[row], shard)
                 outcomes[row] = self._judge_one(location, offered, now_ns)
@@ -161,35 +164,52 @@ class Target:
         self._last_generation = first + count - 1
         return np.arange(first, first + count, dtype=np.uint64)
 
-    def note_generation(self, generation: int) -> None:
-        """A shard of this generation is on the disk."""
-        self._last_generation = max(self._last_generation, generation)
-
     def commit(self, run: SlotRun, headers: NDArray[Any], keys: Sequence[bytes]) -> list[int]:
         """Enter the shards of a run that is on the disk; `headers` and `keys` slot by slot.
 
         Returns the locations of shards that were replaced; the caller is to free them.
         """
-        self.fill_columns(run.segment, slice(run.first_slot, run.first_slot + run.count), headers)
-        replaced = []
-        for slot, key in enumerate(keys, run.first_slot):
-            before = self.enter(key, run.segment, slot)
-            if before != ABSENT:
-                replaced.append(before)
+        slots = slice(run.first_slot, run.first_slot + run.count)
+        # One request, one TTL class.
+        ttl_class = self._ttl_class_number(headers["ttl_class"][0].item())
+        self._fill_columns(run.segment, slots, headers, ttl_class)
         self.statistics.shards_written += run.count
         self.statistics.written_bytes += run.count * run.segment.shape.geometry.payload_bytes
+        return self._enter(keys, run.segment, run.first_slot)
+
+    def load(self, segment: Segment, slots: NDArray[np.int64], headers: NDArray[Any]) -> list[int]:
+        """Enter shards that an earlier process left; `headers` (dtype SLOT_HEADER) slot by slot.
+
+        Returns the locations of shards that a newer one of the same key has replaced, here or
+        before; the caller is to free them.
+        """
+        names, rows = np.unique(headers["ttl_class"], return_inverse=True)
+        numbers = [self._ttl_class_number(name) for name in names.tolist()]
+        self._fill_columns(segment, slots, headers, np.array(numbers, np.uint8)[rows])
+        replaced: list[int] = []
+        keys, generations = headers["key"].tolist(), headers["generation"].tolist()
+        self._last_generation = max([self._last_generation, *generations])
+        for slot, key, generation in zip(slots.tolist(), keys, generations, strict=True):
+            held = self.index.get(key)
+            if held != ABSENT and self.generation(held) >= generation:
+                replaced.append(segment.shape.first_location + slot)
+            else:
+                replaced += self._enter([key], segment, slot)
         return replaced
 
-    def enter(self, key: bytes, segment: Segment, slot: int) -> int:
-        """Point `key` to a slot. Returns the location it pointed to before, or ABSENT."""
-        before = self.index.put(key, segment, slot)
-        self.used_bytes += segment.shape.geometry.slot_bytes
-        if before != ABSENT:
-            self.used_bytes -= self._slot_bytes(before)
+    def _enter(self, keys: Sequence[bytes], segment: Segment, first_slot: int) -> list[int]:
+        """Point keys to neighbouring slots. Returns the locations that some pointed to before."""
+        before = self.index.put(keys, segment, first_slot)
+        self.used_bytes += len(keys) * segment.shape.geometry.slot_bytes
+        self.used_bytes -= sum(self._slot_bytes(location) for location in before)
         return before
 
-    def fill_columns(
-        self, segment: Segment, slots: slice | NDArray[np.int64], headers: NDArray[Any]
+    def _fill_columns(
+        self,
+        segment: Segment,
+        slots: slice | NDArray[np.int64],
+        headers: NDArray[Any],
+        ttl_class: int | NDArray[np.uint8],
     ) -> None:
         """Note what the slots' headers say (dtype SLOT_HEADER, slot by slot)."""
         columns = segment.columns
@@ -199,9 +219,7 @@ class Target:
         columns.block_index[slots] = headers["block_index"]
         columns.shard[slots] = headers["shard"]
         columns.last_used_s[slots] = headers["created_ns"] // np.uint64(1_000_000_000)
-        names, rows = np.unique(headers["ttl_class"], return_inverse=True)
-        numbers = [self._ttl_class_number(name) for name in names.tolist()]
-        columns.ttl_class[slots] = np.array(numbers, np.uint8)[rows]
+        columns.ttl_class[slots] = ttl_class
 
     def _ttl_class_number(self, name: bytes) -> int:
         number = self._ttl_classes.get(name)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import TargetDamaged, TargetError
 from .clock import Clock
 from .disk import Disk
 from .disk_work import clear_slots, sync_segments
-from .index import ABSENT
 from .recovery import scan_segment
 from .segment import Segment, TargetIdentity, find_segment_files, open_segment
 from .target import Target, TargetSettings
@@ -110,29 +107,11 @@ def _load_segment(target: Target, segment: Segment, disk: Disk) -> list[int]:
     target.space.add(segment, [])
     for found in scan_segment(disk, segment):
         is_free[found.slots] = False
-        target.fill_columns(segment, found.slots, found.headers)
-        losers += _load_keys(target, segment, found.slots, found.headers)
+        losers += target.load(segment, found.slots, found.headers)
         for slot in found.unreadable:
             is_free[slot] = False
             target.quarantined.add(segment.shape.first_location + slot)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], is_free, [False])))).tolist()
     for first, end in zip(edges[::2], edges[1::2], strict=True):
         target.space.give(segment, first, end - first)
-    return losers
-
-
-def _load_keys(
-    target: Target, segment: Segment, slots: NDArray[np.int64], headers: NDArray[Any]
-) -> list[int]:
-    losers: list[int] = []
-    keys, generations = headers["key"].tolist(), headers["generation"].tolist()
-    for slot, key, generation in zip(slots.tolist(), keys, generations, strict=True):
-        target.note_generation(generation)
-        held = target.index.get(key)
-        if held != ABSENT and target.generation(held) >= generation:
-            losers.append(segment.shape.first_location + slot)
-            continue
-        if held != ABSENT:
-            losers.append(held)
-        target.enter(key, segment, slot)
     return losers

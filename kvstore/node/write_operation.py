@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class _Offer:
 def write(node: Node, target: Target, request: Request) -> Operation:
     """Answer a WRITE."""
     batch, items = _parse_write(request)
-    keys = [bytes(key) for key in items["key"].tolist()]
+    keys: list[bytes] = items["key"].tolist()
     problem = find_write_problem(batch, keys, request.header.payload_bytes)
     if problem is not None:
         yield from refuse_unread(node, request, wire.Status.BAD_REQUEST, problem)
@@ -119,44 +119,35 @@ def _receive_and_store(
     """The outcome of each shard, or None if the deadline passed before anything was stored."""
     payloads = buffer.slots(offer.geometry).payloads[: len(offer.keys)]
     yield Receive(payloads)
-    expected = offer.items["payload_xxh3"].tolist()
-    is_intact = [
-        xxh3_64_intdigest(payload) == xxh3 for payload, xxh3 in zip(payloads, expected, strict=True)
-    ]
+    checksums = list(map(xxh3_64_intdigest, payloads))
     if not (yield NeedTurn(target.writing, request.due_s)):
         return None
     try:
         if node.clock.monotonic_s() > request.due_s:
             return None
-        outcomes: list[int] = yield from _store(node, target, offer, is_intact, buffer)
+        outcomes: list[int] = yield from _store(node, target, offer, checksums, buffer)
         return outcomes
     finally:
         target.writing.release()
 
 
 def _store(
-    node: Node, target: Target, offer: _Offer, is_intact: Sequence[bool], buffer: Buffer
+    node: Node, target: Target, offer: _Offer, checksums: list[int], buffer: Buffer
 ) -> Generator[Effect, Any, list[int]]:
     """Write the shards that are intact and wanted. Runs while the target's turn is held."""
-    versions = offer.items["block_xxh3"].tolist()
-    outcomes = target.judge(offer.keys, versions, int(offer.batch["shard"]))
-    outcomes = [
-        outcome if intact else WriteOutcome.REJECTED
-        for outcome, intact in zip(outcomes, is_intact, strict=True)
-    ]
-    rows = [i for i, outcome in enumerate(outcomes) if outcome == WriteOutcome.STORED]
+    outcomes = _judge(target, offer, checksums)
+    rows = [row for row, outcome in enumerate(outcomes) if outcome == WriteOutcome.STORED]
     if not rows:
         return outcomes
     runs = yield from _take_slots(node, target, offer.geometry, len(rows))
     slot_count = sum(run.count for run in runs)
     for row in rows[slot_count:]:
         outcomes[row] = target.growth_refusal.current() or WriteOutcome.FULL
-    rows = rows[:slot_count]
-    if not rows:
+    if not slot_count:
         return outcomes
-    headers = _put_headers(target, offer, rows, buffer)
-    starts = np.cumsum([0, *(run.count for run in runs)]).tolist()
-    pieces = [rows[a:b] for a, b in pairwise(starts)]
+    headers = _put_headers(target, offer, buffer)
+    ends = list(accumulate(run.count for run in runs))
+    pieces = [rows[end - run.count : end] for run, end in zip(runs, ends, strict=True)]
     slot_bytes = offer.geometry.slot_bytes
     writes = [
         SlotWrite(run, _join_rows(buffer, piece, slot_bytes))
@@ -164,12 +155,12 @@ def _store(
     ]
     errors = yield from _write(node, target, writes)
     unused: list[int] = []
-    for run, piece, start, error in zip(runs, pieces, starts, errors, strict=False):
+    for run, piece, error in zip(runs, pieces, errors, strict=True):
         # With BATCH the file was synced as a whole.
         run.segment.is_dirty |= node.sync is not SyncPolicy.BATCH
         if error is None:
             keys = [offer.keys[row] for row in piece]
-            replaced = target.commit(run, headers[start : start + run.count], keys)
+            replaced = target.commit(run, headers[piece], keys)
             target.statistics.shards_replaced += len(replaced)
             unused += replaced
         else:
@@ -178,6 +169,18 @@ def _store(
             for row in piece:
                 outcomes[row] = outcome
     yield from free_slots(node, target, unused)
+    return outcomes
+
+
+def _judge(target: Target, offer: _Offer, checksums: list[int]) -> list[int]:
+    """What is to become of each shard, STORED for those to be written."""
+    versions = offer.items["block_xxh3"].tolist()
+    outcomes = target.judge(offer.keys, versions, int(offer.batch["shard"]))
+    expected = offer.items["payload_xxh3"].tolist()
+    if checksums != expected:
+        for row, (found, wanted) in enumerate(zip(checksums, expected, strict=True)):
+            if found != wanted:
+                outcomes[row] = WriteOutcome.REJECTED
     return outcomes
 
 
@@ -230,38 +233,37 @@ def _take_slots(
     return runs
 
 
-def _put_headers(
-    target: Target, offer: _Offer, rows: Sequence[int], buffer: Buffer
-) -> NDArray[Any]:
-    """Headers of the shards in `rows`, in that order, also placed behind their payloads."""
-    headers = np.zeros(len(rows), SLOT_HEADER)
+def _put_headers(target: Target, offer: _Offer, buffer: Buffer) -> NDArray[Any]:
+    """Put a header behind each payload in the buffer, also where it will not be written.
+
+    Returns the headers (dtype SLOT_HEADER), shard by shard.
+    """
+    geometry, count = offer.geometry, len(offer.keys)
+    views = buffer.slots(geometry)
+    headers = views.headers[:count]
+    headers[...] = np.zeros((), SLOT_HEADER)
     for field in _BATCH_FIELDS:
         headers[field] = offer.batch[field]
-    items = offer.items[rows]
     for field in _ITEM_FIELDS:
-        headers[field] = items[field]
-    headers["payload_bytes"] = offer.geometry.payload_bytes
-    headers["generation"] = target.next_generations(len(rows))
+        headers[field] = offer.items[field]
+    headers["payload_bytes"] = geometry.payload_bytes
+    headers["generation"] = target.next_generations(count)
     headers["created_ns"] = target.clock.unix_ns()
-    seal_headers(headers)
-    buffer.slots(offer.geometry).headers[rows] = headers
-    geometry = offer.geometry
+    seal_headers(headers, views.checked[:count])
     if geometry.header_offset > geometry.payload_bytes:
-        count, slot_bytes = len(offer.keys), geometry.slot_bytes
-        slots = np.frombuffer(buffer.view[: count * slot_bytes], np.uint8).reshape(count, -1)
-        slots[:, geometry.payload_bytes : geometry.header_offset] = 0
+        slots = np.frombuffer(buffer.view[: count * geometry.slot_bytes], np.uint8)
+        pads = slots.reshape(count, -1)[:, geometry.payload_bytes : geometry.header_offset]
+        pads[:] = 0
     return headers
 
 
 def _join_rows(buffer: Buffer, rows: Sequence[int], slot_bytes: int) -> list[memoryview]:
-    """The slots of `rows` in the buffer, neighbours joined."""
-    views = []
-    first = rows[0]
-    for i, row in enumerate(rows):
-        if i + 1 == len(rows) or rows[i + 1] != row + 1:
-            views.append(buffer.view[first * slot_bytes : (row + 1) * slot_bytes])
-            first = rows[i + 1] if i + 1 < len(rows) else row
-    return views
+    """The slots of `rows`, which ascend, in the buffer; neighbours joined."""
+    cuts = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
+    return [
+        buffer.view[rows[first] * slot_bytes : (rows[end - 1] + 1) * slot_bytes]
+        for first, end in pairwise([0, *cuts, len(rows)])
+    ]
 
 
 def _count(target: Target, outcomes: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ Nothing here imports the engine. Runs in an environment of its own, never in the
 """
 
 import hashlib
+import itertools
 import json
 import pydoc_data.topics
 import sys
@@ -19,9 +20,12 @@ from typing import Any
 
 import gguf
 import jinja2
-import regex
+import regex  # type: ignore[import-untyped]
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (  # type: ignore[import-not-found]
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
 
 FOLDER = Path(__file__).parent
 CHECKED_IDS = 64
@@ -99,7 +103,7 @@ def write_logits(path: Path, facts: dict[str, Any]) -> None:
     write("logits.json", facts | {"checked_ids": checked_ids, "prompts": prompts})
 
 
-def greedy_steps(model: Any, prompt_ids: list[int], count: int) -> list[torch.Tensor]:
+def greedy_steps(model: torch.nn.Module, prompt_ids: list[int], count: int) -> list[torch.Tensor]:
     """Logits after the prompt and after each greedy token but the last, with no cache at all."""
     ids = list(prompt_ids)
     steps = []
@@ -144,7 +148,7 @@ class PlainTokenizer:
     def merge(self, word: str) -> list[str]:
         pieces = [self.characters[byte] for byte in word.encode()]
         while True:
-            pairs = list(zip(pieces, pieces[1:], strict=False))
+            pairs = list(itertools.pairwise(pieces))
             ranked = [(self.ranks[pair], at) for at, pair in enumerate(pairs) if pair in self.ranks]
             if not ranked:
                 return pieces

@@ -66,6 +66,7 @@ class NodeProcess:
         self.start()
 
     def start(self) -> None:
+        self._close_output()
         listener = socket_on_any_port()
         with open(self.log_path, "ab") as log, listener:
             self.process = subprocess.Popen(
@@ -122,8 +123,12 @@ class NodeProcess:
         """SIGKILL, if it still runs."""
         self.process.kill()
         self.process.wait(START_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._close_output()
+
+    def _close_output(self) -> None:
+        if hasattr(self, "process"):
+            assert self.process.stdout is not None
+            self.process.stdout.close()
 
     def restart(self) -> None:
         self.kill()

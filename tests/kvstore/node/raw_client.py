@@ -274,3 +274,7 @@ def make_shards(
         Shard(rng.randbytes(32), rng.randbytes(shard_bytes), block_xxh3, index)
         for index in range(count)
     ]
+
+
+def keys_of(shards: Sequence[Shard]) -> list[bytes]:
+    return [shard.key for shard in shards]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvstore.node.buffers import BufferPool
@@ -21,6 +22,7 @@ from .raw_client import RawClient
 
 CLUSTER = bytes(range(16))
 STOP_S = 15.0
+WAIT_S = 10.0
 
 
 class ServedNode:
@@ -94,3 +96,19 @@ def served_node(
     assert not thread.is_alive()
     if served.failure is not None:
         raise served.failure
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for something that another thread will do; fails after a while."""
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.005)
+
+
+def is_closed(client: RawClient) -> bool:
+    """Whether the node closes the connection, soon, without sending anything more."""
+    try:
+        return client.socket.recv(1) == b""
+    except ConnectionResetError:
+        return True

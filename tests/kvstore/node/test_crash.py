@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from kvstore.wire import WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk, Killed
-from tests.kvstore.node.raw_client import Shard, make_shards
+from tests.kvstore.node.raw_client import Shard, keys_of, make_shards
 
 SHARD_BYTES = 300
 SLOT_BYTES = 320 + 256
-
-
-def keys_of(shards: list[Shard]) -> list[bytes]:
-    return [shard.key for shard in shards]
 
 
 def check_held(driven: DrivenNode, shards: list[Shard]) -> list[bool]:

@@ -11,7 +11,7 @@ from kvstore.node.node import SyncPolicy
 from kvstore.wire import Status, WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
-from tests.kvstore.node.raw_client import Shard, make_shards
+from tests.kvstore.node.raw_client import Shard, keys_of, make_shards
 
 SHARD_BYTES = 500
 SLOT_BYTES = 512 + 256
@@ -28,10 +28,6 @@ def driven(tmp_path: Path, disk: FaultyDisk) -> Iterator[DrivenNode]:
     yield node
     disk.refuse.clear()
     node.close()
-
-
-def keys_of(shards: list[Shard]) -> list[bytes]:
-    return [shard.key for shard in shards]
 
 
 def readable(driven: DrivenNode, shards: list[Shard]) -> list[bool]:

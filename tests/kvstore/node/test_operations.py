@@ -4,14 +4,21 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvstore import wire
-from kvstore.node.slot import SlotGeometry
+from kvstore.node.slot import (
+    CHECKED_BYTES,
+    HEADER_BYTES,
+    SLOT_HEADER,
+    SlotGeometry,
+    seal_headers,
+)
 from kvstore.wire import ReportOutcome, Status, WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
-from tests.kvstore.node.raw_client import BatchFields, Shard, make_shards
+from tests.kvstore.node.raw_client import BatchFields, Shard, keys_of, make_shards
 
 SHARD_BYTES = 500
 
@@ -21,10 +28,6 @@ def driven(tmp_path: Path) -> Iterator[DrivenNode]:
     node = DrivenNode(tmp_path / "t")
     yield node
     node.close()
-
-
-def keys_of(shards: list[Shard]) -> list[bytes]:
-    return [shard.key for shard in shards]
 
 
 def flip_byte(driven: DrivenNode, key: bytes, offset_in_slot: int) -> None:
@@ -418,3 +421,67 @@ def test_read_works_when_the_file_system_cannot_say_what_is_in_memory(
     driven.write(shards)
     assert None not in driven.read(keys_of(shards), SHARD_BYTES)
     driven.close()
+
+
+def test_read_takes_a_shard_that_was_written_anew_meanwhile_for_a_miss(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(is_cached=False))
+    (shard,) = make_shards(rng, 1, SHARD_BYTES)
+    driven.write([shard])
+    location = driven.target.index.get(shard.key)
+    other = Shard(shard.key, rng.randbytes(SHARD_BYTES), block_xxh3=2)
+
+    def write_anew() -> None:
+        """The same key in the same slot, but another generation than the one looked up."""
+        driven.on_work = lambda: None
+        driven.forget([shard.key])
+        driven.write([other])
+        assert driven.target.index.get(shard.key) == location
+
+    driven.on_work = write_anew
+    assert driven.read([shard.key], SHARD_BYTES) == [None]
+    assert driven.target.statistics.rejected_shards == 0
+    (found,) = driven.read([shard.key], SHARD_BYTES)
+    assert found is not None
+    assert found.payload == other.payload
+    driven.close()
+
+
+def forge_header(driven: DrivenNode, key: bytes, field: str, value: object) -> None:
+    """Change one field of a stored header and seal it again, as a write to a wrong place would."""
+    segment, slot = driven.target.index.resolve(driven.target.index.get(key))
+    offset = segment.offset(slot) + segment.shape.geometry.header_offset
+    with open(segment.path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        data = bytearray(file.read(HEADER_BYTES))
+        header = np.frombuffer(data, SLOT_HEADER)
+        header[field] = value
+        seal_headers(header, [memoryview(data)[:CHECKED_BYTES]])
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("key", np.void(b"another key of thirty-two bytes.")), ("generation", 5)]
+)
+def test_read_drops_a_shard_when_its_whole_header_is_that_of_another(
+    driven: DrivenNode, rng: random.Random, field: str, value: object
+) -> None:
+    shards = make_shards(rng, 3, SHARD_BYTES)
+    driven.write(shards)
+    forge_header(driven, shards[1].key, field, value)
+    found = driven.read(keys_of(shards), SHARD_BYTES)
+    assert [got is not None for got in found] == [True, False, True]
+    assert driven.target.statistics.rejected_shards == 1
+
+
+def test_start_leaves_out_a_shard_whose_header_does_not_fit_its_slot(
+    driven: DrivenNode, rng: random.Random
+) -> None:
+    shards = make_shards(rng, 2, SHARD_BYTES)
+    driven.write(shards)
+    forge_header(driven, shards[0].key, "payload_bytes", SHARD_BYTES - 1)
+    driven.close()
+    driven.open()
+    assert driven.match(keys_of(shards)) == [False, True]

@@ -29,10 +29,12 @@ def test_shard_of_the_usual_block_fills_its_slot_exactly() -> None:
 
 
 def sealed(count: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    headers = np.zeros(count, SLOT_HEADER)
+    data = bytearray(count * HEADER_BYTES)
+    headers = np.frombuffer(data, SLOT_HEADER)
     headers["generation"] = np.arange(1, count + 1)
     headers["key"] = np.frombuffer(random.Random(4).randbytes(32 * count), "V32")
-    seal_headers(headers)
+    starts = range(0, len(data), HEADER_BYTES)
+    seal_headers(headers, [memoryview(data)[at : at + 248] for at in starts])
     return headers
 
 

@@ -33,8 +33,10 @@ def slot_header() -> bytes:
     header["created_ns"] = 1_800_000_000_123_456_789
     header["payload_xxh3"] = 0x1112131415161718
     header["block_xxh3"] = 0x2122232425262728
-    seal_headers(header)
-    return header.tobytes()
+    data = bytearray(header.tobytes())
+    header = np.frombuffer(data, SLOT_HEADER)
+    seal_headers(header, [memoryview(data)[:248]])
+    return bytes(data)
 
 
 def segment_header() -> bytes:

@@ -1,0 +1,107 @@
+"""The pool hands out each block once, counts references, and shares bytes without a copy."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.block_pool import BlockPool
+from engine.errors import BlockPoolExhausted, InvalidRequest
+from engine.layout import KVGeometry
+
+GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=16)
+CAPACITY_BLOCKS = 5
+
+
+def test_pool_block_is_one_writable_run_of_the_exact_bytes() -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=2)
+    (block_id,) = pool.allocate(1)
+    buffer = pool.buffer(block_id)
+    assert (buffer.nbytes, buffer.format, buffer.ndim) == (GEOMETRY.block_bytes, "B", 1)
+    assert buffer.contiguous
+    assert not buffer.readonly
+
+
+def test_pool_buffer_and_tensor_are_the_same_memory() -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=3)
+    block_ids = pool.allocate(3)
+    for block_id in block_ids:
+        pool.buffer(block_id)[:] = bytes(GEOMETRY.block_bytes)
+    # 0x3F80 is 1.0 in bfloat16, the low byte first.
+    pool.buffer(block_ids[1])[-2:] = b"\x80\x3f"
+    assert pool.kv[block_ids[1], -1, -1, -1, -1, -1].item() == 1.0
+    assert pool.kv.float().sum().item() == 1.0
+    pool.kv[block_ids[2], 0, 0, 0, 0, 0] = -2.0
+    assert bytes(pool.buffer(block_ids[2])[:2]) == b"\x00\xc0"
+    assert pool.kv.dtype == torch.bfloat16
+
+
+def test_pool_allocates_nothing_when_too_few_blocks_are_free() -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=3)
+    pool.allocate(2)
+    with pytest.raises(BlockPoolExhausted, match="asked for 2 blocks, 1 of 3 free") as caught:
+        pool.allocate(2)
+    assert caught.value.is_retryable
+    assert pool.free_blocks == 1
+
+
+def test_pool_keeps_a_block_until_its_last_reference_is_released() -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=1)
+    block_ids = pool.allocate(1)
+    pool.retain(block_ids)
+    pool.release(block_ids)
+    assert pool.free_blocks == 0
+    pool.release(block_ids)
+    assert pool.free_blocks == 1
+
+
+@pytest.mark.parametrize("operation", ["retain", "release"])
+def test_pool_refuses_references_to_a_free_block(operation: str) -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=1)
+    block_ids = pool.allocate(1)
+    pool.release(block_ids)
+    with pytest.raises(AssertionError, match="is free"):
+        getattr(pool, operation)(block_ids)
+
+
+def test_pool_refuses_a_capacity_below_one() -> None:
+    with pytest.raises(InvalidRequest, match="pool blocks: given 0"):
+        BlockPool(GEOMETRY, capacity_blocks=0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "retain", "release"]), st.integers(0, 7))))
+def test_pool_agrees_with_a_count_of_references(steps: list[tuple[str, int]]) -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=CAPACITY_BLOCKS)
+    references: dict[int, int] = {}
+    for operation, number in steps:
+        if operation == "allocate" and number <= CAPACITY_BLOCKS - len(references):
+            block_ids = pool.allocate(number)
+            assert len(set(block_ids)) == number
+            assert references.keys().isdisjoint(block_ids)
+            references |= dict.fromkeys(block_ids, 1)
+        elif operation != "allocate" and references:
+            block_id = sorted(references)[number % len(references)]
+            getattr(pool, operation)([block_id])
+            references[block_id] += 1 if operation == "retain" else -1
+            references = {key: count for key, count in references.items() if count}
+        assert pool.free_blocks == CAPACITY_BLOCKS - len(references)
+
+
+def test_pool_gives_no_block_to_two_threads() -> None:
+    pool = BlockPool(GEOMETRY, capacity_blocks=8)
+
+    def use(worker: int) -> int:
+        clashes = 0
+        for _ in range(300):
+            block_ids = pool.allocate(2)
+            for block_id in block_ids:
+                pool.buffer(block_id)[0] = worker
+            clashes += any(pool.buffer(block_id)[0] != worker for block_id in block_ids)
+            pool.release(block_ids)
+        return clashes
+
+    with ThreadPoolExecutor(4) as workers:
+        assert list(workers.map(use, range(1, 5))) == [0, 0, 0, 0]
+    assert pool.free_blocks == 8

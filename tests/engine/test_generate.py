@@ -1,0 +1,178 @@
+"""The command line: what people and programs see of it, and how it ends."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.chat import Message, encode_chat
+from engine.errors import InvalidRequest
+from engine.generate import describe, encode_question, read_question, summary_line
+from kvstore.admin.local_cluster import LocalCluster
+from tests.engine.conftest import OpenTiny
+from tests.engine.memory_store import FailingStore, MemoryStore
+
+DOCUMENT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
+COMMAND = [sys.executable, "-m", "engine.generate", "--threads", "1"]
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+
+def run_json(*arguments: str | Path) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.slow
+def test_second_process_hits_what_the_first_has_saved_on_real_nodes(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text(DOCUMENT, encoding="utf-8")
+    with LocalCluster.start(
+        tmp_path / "c", nodes=3, k=2, m=1, target_size_bytes=64 << 20
+    ) as cluster:
+        options: list[str | Path] = ["--model", tiny_path, "--cluster", cluster.cluster_path]
+        options += ["--max-tokens", "150"]
+        ask = [*options, "--prompt-file", document, "--question", "What jumps?"]
+        cold = run_json(*ask)
+        hit = run_json(*ask)
+        (tmp_path / "hit.json").write_text(json.dumps(hit), encoding="utf-8")
+        follow_up = [*options, "--follow-up-of", tmp_path / "hit.json", "--question", "Why?"]
+        further = run_json(*follow_up)
+    full_blocks = (cold["prompt_tokens"] + len(cold["token_ids"])) // 128
+    assert cold["blocks"] == dict.fromkeys(cold["blocks"], 0) | {"stored": full_blocks}
+    assert cold["hit_tokens"] == 0
+    assert hit["hit_tokens"] == (hit["prompt_tokens"] - 1) // 128 * 128 > 300
+    assert hit["token_ids"] == cold["token_ids"]
+    assert further["hit_tokens"] == full_blocks * 128
+    assert further["prompt_token_ids"][: cold["prompt_tokens"]] == cold["prompt_token_ids"]
+    assert [cold["store_errors"], hit["store_errors"], further["store_errors"]] == [0, 0, 0]
+
+
+def test_people_see_the_answer_and_one_line_of_numbers(tiny_path: Path) -> None:
+    plain = run("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
+    assert (plain.returncode, plain.stderr) == (0, "")
+    *answer, summary = plain.stdout.splitlines()
+    as_json = run_json("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
+    assert "\n".join(answer) == as_json["answer"]
+    assert f"prompt {as_json['prompt_tokens']} tokens, hit 0; first token " in summary
+
+
+def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
+    answer = run_json("--model", tiny_path, "--prompt", "Hi", "--compute", "float32", "--seed", "5")
+    assert set(answer) == {
+        *("answer", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens"),
+        *("matched_tokens", "hit_tokens", "rejected_shards", "timings", "decode_tokens_per_s"),
+        *("load_s", "blocks", "store_errors", "model", "compute"),
+    }
+    assert set(answer["timings"]) == {"match_s", "fetch_s", "prefill_s", "ttft_s", "decode_s"}
+    assert set(answer["blocks"]) == {"stored", "known", "failed", "dropped", "pending"}
+    assert (answer["model"], answer["compute"]) == (str(tiny_path), "float32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "prompt: given nothing, expected --prompt, --prompt-file or --question"),
+        (["--prompt", "  "], "prompt: given nothing"),
+        (["--prompt-file", "no-such-file"], "No such file or directory: 'no-such-file'"),
+        (["--prompt", "x", "--model", "no-such-model"], "there is no such file"),
+        (["--prompt", "x", "--cluster", "no-such-map"], "no cluster map at no-such-map"),
+        (["--prompt", "x", "--top-p", "0"], "top_p: given 0.0, expected above 0, at most 1"),
+    ],
+)
+def test_mistakes_of_a_user_are_one_line_on_stderr(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+
+
+def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("no model")
+    done = run("--prompt", "x", "--model", notes)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "not a readable GGUF file" in done.stderr
+
+
+def test_interrupt_ends_quietly_with_its_exit_code(tiny_path: Path) -> None:
+    endless = ["--model", str(tiny_path), "--prompt", "Hi", "--max-tokens", "900"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*COMMAND, *endless, "--temperature", "0.2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 50)
+    assert ready, "no text came"
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert b"Traceback" not in error
+    assert process.returncode == 130
+
+
+def test_question_joins_text_file_and_question_with_blank_lines(tmp_path: Path) -> None:
+    file = tmp_path / "document.txt"
+    file.write_text("\n The document. \n\n", encoding="utf-8")
+    question = read_question(
+        prompt="Read this.", prompt_file=file, question="And?", system=None, follow_up_of=None
+    )
+    assert question.text == "Read this.\n\nThe document.\n\nAnd?"
+    assert question.earlier is None
+
+
+def test_question_refuses_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    def read(prompt_file: Path | None = None, follow_up_of: Path | None = None) -> None:
+        read_question(
+            prompt="x",
+            prompt_file=prompt_file,
+            question=None,
+            system=None,
+            follow_up_of=follow_up_of,
+        )
+
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidRequest, match=r"prompt file: given .*, expected UTF-8 text"):
+        read(prompt_file=file)
+    for content in ("no json", "[]", "{}", '{"prompt_token_ids": 1, "token_ids": [1]}'):
+        file.write_text(content)
+        with pytest.raises(InvalidRequest, match=r"earlier answer: given .*, expected an object"):
+            read(follow_up_of=file)
+
+
+def test_question_goes_to_the_model_as_one_user_turn(open_tiny: OpenTiny) -> None:
+    llm = open_tiny()
+    question = read_question(
+        prompt="Hi", prompt_file=None, question=None, system="Be brief", follow_up_of=None
+    )
+    expected = encode_chat(llm.tokenizer, [Message("system", "Be brief"), Message("user", "Hi")])
+    assert encode_question(llm, question) == expected
+
+
+def test_summary_names_what_could_not_be_saved_and_store_errors(open_tiny: OpenTiny) -> None:
+    llm = open_tiny(FailingStore("save"))
+    generation = llm.generate([5] * 300, max_tokens=2)
+    llm.close()
+    assert "blocks stored 0, known 0, failed 2; store errors 1]" in summary_line(generation, llm)
+    assert describe(generation, llm)["store_errors"] == 1
+    sound = open_tiny(MemoryStore())
+    generation = sound.generate([5] * 300, max_tokens=2)
+    sound.close()
+    assert summary_line(generation, sound).endswith("blocks stored 2, known 0, failed 0]")

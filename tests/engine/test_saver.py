@@ -1,0 +1,132 @@
+"""Saving happens behind the caller, in order, within its bounds, and whatever the store does."""
+
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.block_pool import BlockPool
+from engine.block_store import BlockStore
+from engine.errors import EngineClosed
+from engine.layout import KVGeometry, block_layout
+from engine.saver import BlockSaver, SaveJob, SaveReceipt, SaveSummary
+from engine.store_faults import StoreFaults
+from kvstore.key import Namespace
+from tests.engine.memory_store import FailingStore, MemoryStore, StuckStore
+
+GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8)
+NAMESPACE = Namespace(model="m", weights="w", tokenizer="t", layout=block_layout(GEOMETRY))
+KEYS = NAMESPACE.block_keys(list(range(128 * 12)))
+DEADLINE_S = 20.0
+
+
+class Saving:
+    """A saver with its pool; `submit` takes blocks, fills them and queues them."""
+
+    def __init__(self, store: BlockStore, queue_blocks: int = 4) -> None:
+        self.pool = BlockPool(GEOMETRY, capacity_blocks=12)
+        self.faults = StoreFaults()
+        self.saver = BlockSaver(
+            store,
+            namespace=NAMESPACE,
+            pool=self.pool,
+            faults=self.faults,
+            queue_blocks=queue_blocks,
+            ttl_class="chat",
+            clock=time.monotonic,
+        )
+
+    def submit(self, first_block: int, blocks: int) -> SaveReceipt:
+        block_ids = self.pool.allocate(blocks)
+        for index, block_id in enumerate(block_ids):
+            self.pool.buffer(block_id)[:] = bytes([first_block + index]) * GEOMETRY.block_bytes
+        receipt = SaveReceipt()
+        keys = KEYS[: first_block + blocks]
+        self.saver.submit(SaveJob(keys=keys, block_ids=block_ids, receipt=receipt))
+        self.pool.release(block_ids)
+        return receipt
+
+
+@pytest.fixture
+def stuck() -> Iterator[StuckStore]:
+    store = StuckStore()
+    yield store
+    store.release.set()
+
+
+def test_saver_saves_the_bytes_under_their_keys_and_frees_the_blocks() -> None:
+    store = MemoryStore()
+    saving = Saving(store, queue_blocks=5)
+    receipts = [saving.submit(0, 2), saving.submit(2, 3)]
+    assert saving.saver.flush(DEADLINE_S)
+    assert [receipt.summary().stored for receipt in receipts] == [2, 3]
+    assert store.blocks == {
+        (NAMESPACE.namespace_id, key): bytes([index]) * GEOMETRY.block_bytes
+        for index, key in enumerate(KEYS[:5])
+    }
+    assert saving.pool.free_blocks == 12
+    assert saving.submit(0, 3).summary().dropped == 0
+    assert saving.saver.close(DEADLINE_S)
+
+
+def test_saver_reports_blocks_the_store_has_already_as_known() -> None:
+    saving = Saving(MemoryStore(), queue_blocks=5)
+    saving.submit(0, 2)
+    receipt = saving.submit(0, 3)
+    assert saving.saver.close(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(stored=1, known=2)
+
+
+def test_saver_drops_the_oldest_waiting_job_when_the_queue_is_full(stuck: StuckStore) -> None:
+    saving = Saving(stuck, queue_blocks=4)
+    running = saving.submit(0, 1)
+    assert stuck.entered.wait(DEADLINE_S)
+    oldest, kept, newest = saving.submit(1, 3), saving.submit(4, 2), saving.submit(6, 2)
+    assert oldest.summary() == SaveSummary(dropped=3)
+    assert saving.pool.free_blocks == 12 - 1 - 4
+    stuck.release.set()
+    assert saving.saver.close(DEADLINE_S)
+    assert [r.summary().stored for r in (running, oldest, kept, newest)] == [1, 0, 2, 2]
+    assert saving.pool.free_blocks == 12
+
+
+def test_saver_takes_a_job_larger_than_its_queue(stuck: StuckStore) -> None:
+    saving = Saving(stuck, queue_blocks=2)
+    saving.submit(0, 1)
+    assert stuck.entered.wait(DEADLINE_S)
+    large = saving.submit(1, 5)
+    stuck.release.set()
+    assert saving.saver.close(DEADLINE_S)
+    assert large.summary().stored == 5
+
+
+def test_saver_gives_up_waiting_blocks_when_closed_with_a_hanging_store(stuck: StuckStore) -> None:
+    saving = Saving(stuck)
+    running = saving.submit(0, 1)
+    assert stuck.entered.wait(DEADLINE_S)
+    waiting = saving.submit(1, 2)
+    assert not saving.saver.flush(0.05)
+    assert not saving.saver.close(0.05)
+    assert running.summary() == SaveSummary(pending=1)
+    assert waiting.summary() == SaveSummary(dropped=2)
+    with pytest.raises(EngineClosed):
+        saving.submit(3, 1)
+    stuck.release.set()
+    assert saving.saver.close(DEADLINE_S)
+    assert running.summary() == SaveSummary(stored=1)
+
+
+def test_saver_counts_every_error_of_the_store_and_logs_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    saving = Saving(FailingStore("save"))
+    with caplog.at_level(logging.WARNING):
+        receipts = [saving.submit(index, 1) for index in range(3)]
+        assert saving.saver.close(DEADLINE_S)
+    assert [receipt.summary() for receipt in receipts] == [SaveSummary(failed=1)] * 3
+    assert saving.faults.count == 3
+    assert len(caplog.records) == 1
+    assert "save failed" in caplog.text
+    assert "n0: save was refused" in caplog.text
+    assert saving.pool.free_blocks == 12
