@@ -61,8 +61,8 @@ class Disk(Protocol):
     def find_data(self, descriptor: int, offset: int) -> tuple[int, int] | None:
         """Start and end of the first range from `offset` on that was ever written, if any."""
 
-    def prefetch(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        """Start reading a range into memory. A hint: returns at once and may do nothing."""
+    def advise(self, descriptor: int, advice: int) -> None:
+        """Say how the file will be read, as an os.POSIX_FADV_ number. A hint: may do nothing."""
 
     def is_in_memory(self, descriptor: int) -> bool:
         """Whether the file has no device behind it, so that reading never waits."""
@@ -145,8 +145,8 @@ class OsDisk:
                 return None
             raise
 
-    def prefetch(self, descriptor: int, offset: int, size_bytes: int) -> None:
-        os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_WILLNEED)
+    def advise(self, descriptor: int, advice: int) -> None:
+        os.posix_fadvise(descriptor, 0, 0, advice)
 
     def is_in_memory(self, descriptor: int) -> bool:
         device = os.fstat(descriptor).st_dev

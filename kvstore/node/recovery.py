@@ -7,23 +7,26 @@ written here; docs/formats/slot.md says what a crash leaves and what is made of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .disk import Disk
-from .segment import SLOTS_OFFSET, Segment
+from .segment import SLOTS_OFFSET, ReadWay, Segment
 from .slot import HEADER_BYTES, SLOT_HEADER, find_whole_headers
 
 log = logging.getLogger(__name__)
 
 BATCH_SLOTS = 4096
-PREFETCH_BELOW_SLOT_BYTES = 64 << 10
-"""Slots smaller than this are brought into memory whole: a device delivers long ranges faster than
-many single pages. For larger ones the pages of the headers alone are less work."""
+READERS = 32
+"""Reads on their way at once. A device serves many single pages together far faster than one by one,
+and reading headers only faster than reading everything: docs/decisions/0005."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +38,18 @@ class FoundSlots:
     unreadable: tuple[int, ...]
 
 
-def scan_segment(disk: Disk, segment: Segment) -> Iterator[FoundSlots]:
+def scan_segment(disk: Disk, segment: Segment, readers: Executor) -> Iterator[FoundSlots]:
     """All whole slots, in batches of at most BATCH_SLOTS; blocks.
 
-    A slot whose header cannot be read is listed as unreadable, and the scan goes on.
+    What is not in memory is read by `readers`. A slot whose header cannot be read is listed as
+    unreadable, and the scan goes on.
     """
+    disk.advise(segment.descriptor, os.POSIX_FADV_RANDOM)
     for first, last in _written_slots(disk, segment):
         for start in range(first, last, BATCH_SLOTS):
-            yield _scan_batch(disk, segment, start, min(start + BATCH_SLOTS, last))
+            slots = range(start, min(start + BATCH_SLOTS, last))
+            yield _scan_batch(disk, segment, slots, readers)
+    disk.advise(segment.descriptor, os.POSIX_FADV_NORMAL)
 
 
 def _written_slots(disk: Disk, segment: Segment) -> Iterator[tuple[int, int]]:
@@ -65,23 +72,46 @@ def _written_slots(disk: Disk, segment: Segment) -> Iterator[tuple[int, int]]:
         offset = end
 
 
-def _scan_batch(disk: Disk, segment: Segment, first: int, last: int) -> FoundSlots:
-    geometry = segment.shape.geometry
-    if geometry.slot_bytes < PREFETCH_BELOW_SLOT_BYTES:
-        size_bytes = (last - first) * geometry.slot_bytes
-        disk.prefetch(segment.descriptor, segment.offset(first), size_bytes)
-    raw = bytearray((last - first) * HEADER_BYTES)
+def _scan_batch(disk: Disk, segment: Segment, slots: range, readers: Executor) -> FoundSlots:
+    raw = bytearray(len(slots) * HEADER_BYTES)
     view = memoryview(raw)
+    places = [view[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES)]
+    left = list(zip(slots, places, strict=True))
+    if segment.read_way is ReadWay.PROBE:
+        left = [(slot, into) for slot, into in left if not _probe(disk, segment, slot, into)]
+    if segment.read_way is ReadWay.DIRECT:
+        unreadable = _read_headers(disk, segment, left)
+    else:
+        shares = [left[i::READERS] for i in range(min(READERS, len(left)))]
+        found = readers.map(partial(_read_headers, disk, segment), shares)
+        unreadable = [slot for share in found for slot in share]
+    headers = np.frombuffer(raw, SLOT_HEADER)
+    payload_bytes = segment.shape.geometry.payload_bytes
+    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == payload_bytes)
+    whole = np.flatnonzero(is_whole)
+    return FoundSlots(whole + slots.start, headers[whole], tuple(unreadable))
+
+
+def _probe(disk: Disk, segment: Segment, slot: int, into: memoryview) -> bool:
+    """Copy a header if it is in memory; whether it is."""
+    offset = segment.offset(slot) + segment.shape.geometry.header_offset
+    try:
+        return disk.read_cached(segment.descriptor, into, offset) == HEADER_BYTES
+    except OSError:
+        return False  # the thread that reads it meets the same error, and says what it is
+
+
+def _read_headers(
+    disk: Disk, segment: Segment, slots: Iterable[tuple[int, memoryview]]
+) -> list[int]:
+    """Read the headers of slots, each into its place; returns those that could not be read."""
     unreadable = []
-    for i, slot in enumerate(range(first, last)):
-        into = view[i * HEADER_BYTES : (i + 1) * HEADER_BYTES]
+    for slot, into in slots:
+        offset = segment.offset(slot) + segment.shape.geometry.header_offset
         try:
-            disk.read(segment.descriptor, into, segment.offset(slot) + geometry.header_offset)
+            disk.read(segment.descriptor, into, offset)
         except OSError as error:
             into[:] = bytes(HEADER_BYTES)
             unreadable.append(slot)
             log.error("header cannot be read file=%s slot=%d: %s", segment.path, slot, error)
-    headers = np.frombuffer(raw, SLOT_HEADER)
-    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == geometry.payload_bytes)
-    whole = np.flatnonzero(is_whole)
-    return FoundSlots(whole + first, headers[whole], tuple(unreadable))
+    return unreadable

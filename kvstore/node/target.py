@@ -99,7 +99,7 @@ class Target:
         False, and nothing is done, if the key does not point to that shard any more: then the slot
         was reused in the meantime and nothing is damaged.
         """
-        if self.index.get(key) != location:
+        if self.index.get(key) != location or self.generation(location) != generation:
             self.statistics.read_races += 1
             return False
         self.unlink([key])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from ..errors import TargetDamaged, TargetError
 from .clock import Clock
 from .disk import Disk
 from .disk_work import clear_slots, sync_segments
-from .recovery import scan_segment
+from .recovery import READERS, scan_segment
 from .segment import Segment, TargetIdentity, find_segment_files, open_segment
 from .target import Target, TargetSettings
 from .target_folder import claim_folder
@@ -92,7 +93,10 @@ def _open_segments(path: Path, identity: TargetIdentity, disk: Disk) -> list[Seg
 
 
 def _load(target: Target, segments: list[Segment], disk: Disk) -> None:
-    losers = [location for segment in segments for location in _load_segment(target, segment, disk)]
+    losers: list[int] = []
+    with ThreadPoolExecutor(READERS, thread_name_prefix="scan") as readers:
+        for segment in segments:
+            losers += _load_segment(target, segment, disk, readers)
     if losers:
         # A crash while a version was replaced. The newer one counts, as it did before.
         failed = set(clear_slots(disk, [target.index.resolve(location) for location in losers]))
@@ -100,12 +104,12 @@ def _load(target: Target, segments: list[Segment], disk: Disk) -> None:
         log.info("older versions freed target=%s shards=%d", target.name, len(losers))
 
 
-def _load_segment(target: Target, segment: Segment, disk: Disk) -> list[int]:
+def _load_segment(target: Target, segment: Segment, disk: Disk, readers: Executor) -> list[int]:
     """Enter what a segment holds. Returns the locations of shards that a newer one has replaced."""
     losers: list[int] = []
     is_free = np.ones(segment.shape.slot_count, np.bool_)
     target.space.add(segment, [])
-    for found in scan_segment(disk, segment):
+    for found in scan_segment(disk, segment, readers):
         is_free[found.slots] = False
         losers += target.load(segment, found.slots, found.headers)
         for slot in found.unreadable:

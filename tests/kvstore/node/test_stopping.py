@@ -15,8 +15,10 @@ from kvstore.node.server import ServerSettings
 from kvstore.wire import Op
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import (
+    Shard,
     keys_of,
     make_shards,
+    pack_write,
     parse_read_answer,
 )
 from tests.kvstore.node.served_node import ServedNode, is_closed, served_node, wait_until
@@ -78,6 +80,31 @@ def test_node_stops_in_time_when_a_peer_does_not_read(tmp_path: Path, rng: rando
         wait_until(lambda: served.node.connections == 0)
         assert time.monotonic() - begun_s < 5.0
         lazy.close()
+
+
+def test_write_that_a_thread_has_begun_is_finished_when_time_to_stop_is_up(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    disk, settings = FaultyDisk(), ServerSettings(stop_s=0.5)
+    with served_node(tmp_path, disk=disk, settings=settings, sync=SyncPolicy.BATCH) as served:
+        target = served.node.targets[0]
+        with served.client() as client:
+            (old,) = make_shards(rng, 1, SHARD_BYTES, block_xxh3=1)
+            client.write([old])
+            segment, slot = target.index.resolve(target.index.get(old.key))
+            new = Shard(old.key, rng.randbytes(SHARD_BYTES), block_xxh3=2)
+            body, payload = pack_write([new])
+            disk.gate, synced = threading.Event(), disk.calls.count("sync")
+            client.send(client.frame(Op.WRITE, body=body, count=1, payload_bytes=len(payload)))
+            client.send(payload)
+            wait_until(lambda: disk.calls.count("sync") > synced)
+            served.server.request_stop()
+            assert is_closed(client)
+            disk.gate.set()
+            wait_until(lambda: served.node.connections == 0)
+        assert target.index.resolve(target.index.get(old.key)) != (segment, slot)
+        header_at = segment.offset(slot) + segment.shape.geometry.header_offset
+        assert segment.path.read_bytes()[header_at : header_at + 256] == bytes(256)
 
 
 def test_stat_has_the_names_that_tools_rely_on(tmp_path: Path, rng: random.Random) -> None:
