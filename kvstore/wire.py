@@ -329,9 +329,10 @@ def parse_read(body: bytes, count: int) -> tuple[int, list[bytes]]:
     return _U32_PAIR.unpack_from(body)[0], keys
 
 
-def pack_part(first: int, records: NDArray[Any]) -> bytes:
-    """Body of one frame of a READ response; `records` has dtype PART_RECORD."""
-    return _U32_PAIR.pack(first, 0) + records.tobytes()
+def pack_part(first: int, records: NDArray[Any] | bytes | memoryview) -> bytes:
+    """Body of one frame of a READ response; `records` has dtype PART_RECORD, or is such bytes."""
+    data = records.tobytes() if isinstance(records, np.ndarray) else records
+    return b"".join((_U32_PAIR.pack(first, 0), data))
 
 
 def parse_part(body: bytes | bytearray, count: int) -> tuple[int, NDArray[Any]]:

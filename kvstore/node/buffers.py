@@ -8,30 +8,11 @@ that the loop keeps for it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from .slot import CHECKED_BYTES, SLOT_HEADER, SlotGeometry
+from ..wire import KEYS_PER_REQUEST_MAX
 from .waiting import Waiter
 
 BUFFER_BYTES_MIN = 64 << 10
-GEOMETRIES_PER_BUFFER_MAX = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SlotViews:
-    """A buffer seen as slots: `payloads[i]`, `checked[i]` and `headers[i]` are parts of slot i.
-
-    `checked` are the header bytes that the header's checksum covers; `headers` has dtype
-    SLOT_HEADER and shape (slots,), with the stride of a slot.
-    """
-
-    payloads: list[memoryview]
-    checked: list[memoryview]
-    headers: NDArray[Any]
 
 
 class Buffer:
@@ -41,31 +22,22 @@ class Buffer:
         self.size_bytes = size_bytes
         self.view = memoryview(bytearray(size_bytes))
         self._pool = pool
-        self._slots: dict[SlotGeometry, SlotViews] = {}
+        self._pieces: list[memoryview] = []
 
-    def slots(self, geometry: SlotGeometry) -> SlotViews:
-        """The buffer cut into slots; made once for each geometry and kept with the buffer."""
-        views = self._slots.get(geometry)
-        if views is None:
-            if len(self._slots) >= GEOMETRIES_PER_BUFFER_MAX:
-                self._slots.clear()
-            views = self._slots[geometry] = self._cut(geometry)
-        return views
+    def pieces(self, piece_bytes: int) -> list[memoryview]:
+        """The buffer cut into equal pieces, as many as a request may have shards.
+
+        Kept with the buffer until another size is asked for, which is seldom.
+        """
+        if not self._pieces or len(self._pieces[0]) != piece_bytes:
+            count = min(self.size_bytes // piece_bytes, KEYS_PER_REQUEST_MAX)
+            starts = range(0, count * piece_bytes, piece_bytes)
+            self._pieces = [self.view[at : at + piece_bytes] for at in starts]
+        return self._pieces
 
     def release(self) -> None:
         """Give the bytes back; nobody may touch them afterwards."""
         self._pool.release(self)
-
-    def _cut(self, geometry: SlotGeometry) -> SlotViews:
-        slot_bytes, behind_payload = geometry.slot_bytes, geometry.header_offset
-        count = self.size_bytes // slot_bytes
-        starts = range(0, count * slot_bytes, slot_bytes)
-        payload_bytes, checked_bytes = geometry.payload_bytes, behind_payload + CHECKED_BYTES
-        return SlotViews(
-            payloads=[self.view[at : at + payload_bytes] for at in starts],
-            checked=[self.view[at + behind_payload : at + checked_bytes] for at in starts],
-            headers=np.ndarray((count,), SLOT_HEADER, self.view, behind_payload, (slot_bytes,)),
-        )
 
 
 class BufferPool:

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from .. import wire
 from .answers import Request
-from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
+from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, SendFile, Work
 from .node import Node
 from .operations import Session, begin_operation
 from .request_reader import RequestReader
-from .socket_transfer import PeerGone, SocketTransfer
+from .socket_transfer import FileUnreadable, PeerGone, SocketTransfer
 from .waiting import Waiter
 from .worker_pool import Completion
 
@@ -77,7 +77,7 @@ class Connection:
         self._frame_s = frame_s
         self._session = Session()
         self._reader = RequestReader()
-        self._transfer = SocketTransfer(sock, reactor.scratch)
+        self._transfer = SocketTransfer(sock, node.disk, reactor.scratch)
         self._operation: Operation | None = None
         # What the operation is to be resumed with, once `_has_answer` says that it is there.
         self._answer: Any = None
@@ -114,6 +114,9 @@ class Connection:
             self.close(f"bad frame: {error}", logging.WARNING)
         except PeerGone as error:
             self.close(f"connection lost: {error}")
+        except FileUnreadable as error:
+            self._node.counters.cut_answers += 1
+            self.close(f"an answer cannot be completed: {error}", logging.ERROR)
 
     def check_time(self, now_s: float) -> None:
         """Close a peer that is too slow; end a wait whose deadline has passed."""
@@ -194,6 +197,8 @@ class Connection:
     def _begin_effect(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._transfer.begin_send(effect.views)
+        elif isinstance(effect, SendFile):
+            self._transfer.begin_send_file(effect.head, effect.pieces)
         elif isinstance(effect, Receive):
             self._reader.skip(self._transfer.begin_receive(effect.views, self._reader.waiting()))
         elif isinstance(effect, Drain):

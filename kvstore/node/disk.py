@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from .page_probe import PageProbe
+
 IOV_MAX = 1024
 """Buffers in one vectored system call, the limit of Linux."""
 
@@ -39,11 +41,20 @@ class Disk(Protocol):
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
         """Fill `into`. EIO if the file ends before that."""
 
-    def read_cached(self, descriptor: int, into: memoryview, offset: int) -> int | None:
-        """Copy what is in memory without waiting for the device.
+    def can_send(self, descriptor: int) -> bool:
+        """Whether `send_file` works on this file, by trying it with the first byte."""
 
-        Returns how many leading bytes are now in `into`, or None if this file cannot do that.
+    def send_file(self, peer: int, descriptor: int, offset: int, size_bytes: int) -> int:
+        """Have the kernel copy bytes of the file to a socket; returns how many it took.
+
+        Waits for the device if they are not in memory. BlockingIOError if the socket takes none.
         """
+
+    def probe_pages(self, descriptor: int) -> PageProbe | None:
+        """What `is_cached` asks for a file, or None if the system does not say."""
+
+    def is_cached(self, probe: PageProbe, offset: int, size_bytes: int) -> bool:
+        """Whether these bytes are in memory, so that reading them does not wait for the device."""
 
     def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> None:
         """Write all of `views`, one after the other, from `offset` on."""
@@ -94,15 +105,29 @@ class OsDisk:
                 raise OSError(errno.EIO, f"file ends at {offset + done}, before {len(into)} bytes")
             done += count
 
-    def read_cached(self, descriptor: int, into: memoryview, offset: int) -> int | None:
+    def can_send(self, descriptor: int) -> bool:
+        outlet, inlet = os.pipe2(os.O_CLOEXEC)
         try:
-            return os.preadv(descriptor, [into], offset, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return 0
+            return os.sendfile(inlet, descriptor, 0, 1) == 1
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                return None
+            if error.errno in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                return False
             raise
+        finally:
+            os.close(outlet)
+            os.close(inlet)
+
+    def send_file(self, peer: int, descriptor: int, offset: int, size_bytes: int) -> int:
+        count = os.sendfile(peer, descriptor, offset, size_bytes)
+        if count == 0:
+            raise OSError(errno.EIO, f"file ends at {offset}, before {size_bytes} bytes")
+        return count
+
+    def probe_pages(self, descriptor: int) -> PageProbe | None:
+        return PageProbe.open(descriptor, self.size(descriptor))
+
+    def is_cached(self, probe: PageProbe, offset: int, size_bytes: int) -> bool:
+        return probe.is_cached(offset, size_bytes)
 
     def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> None:
         left = list(views)

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from .disk import Disk
 from .segment import Segment, TargetIdentity, create_segment
-from .slot import HEADER_BYTES, SLOT_HEADER, find_whole_headers
 from .space import Growth, SlotRun
 
 log = logging.getLogger(__name__)
@@ -25,64 +23,63 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SlotRead:
-    """Read `run` into `into`, of which the first `done_bytes` are there already."""
+    """Read the payloads of `run` into `into`."""
 
     run: SlotRun
     into: memoryview
-    done_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class SlotWrite:
-    """Write `views`, whole slots one after the other, to `run`."""
+    """Write to `run`: the payloads one after the other, and the headers likewise."""
 
     run: SlotRun
-    views: Sequence[memoryview]
+    payloads: Sequence[memoryview]
+    headers: memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class SlotCheck:
-    """Does the slot hold a whole shard of `key` and `generation`?"""
+    """Does the slot hold the bytes that were written as `generation` of `key`?"""
 
     segment: Segment
     slot: int
     key: bytes
     generation: int
+    payload_xxh3: int
 
 
-def read_runs(disk: Disk, reads: Sequence[SlotRead]) -> int:
-    """Fill the views of `reads`; returns how many slots could not be read.
+def read_runs(disk: Disk, reads: Sequence[SlotRead]) -> set[int]:
+    """Fill the views of `reads`; returns the locations of slots that could not be read.
 
-    The header of such a slot is zeroed in the view, so that nobody takes what lies there for a
-    shard. Raises OSError if no slot at all could be read.
+    Raises OSError if no slot at all could be read.
     """
-    failed = 0
+    failed: set[int] = set()
     last_error: OSError | None = None
     for read in reads:
         segment = read.run.segment
-        offset = segment.offset(read.run.first_slot) + read.done_bytes
+        offset = segment.offset(read.run.first_slot)
         try:
-            disk.read(segment.descriptor, read.into[read.done_bytes :], offset)
+            disk.read(segment.descriptor, read.into, offset)
         except OSError as error:
             log.error("read failed file=%s offset=%d: %s", segment.path, offset, error)
             last_error = error
-            failed += _read_one_by_one(disk, read)
-    if last_error is not None and failed == sum(read.run.count for read in reads):
+            failed |= _read_one_by_one(disk, read)
+    if last_error is not None and len(failed) == sum(read.run.count for read in reads):
         raise last_error
     return failed
 
 
-def _read_one_by_one(disk: Disk, read: SlotRead) -> int:
+def _read_one_by_one(disk: Disk, read: SlotRead) -> set[int]:
     """A bad sector spoils one slot; its neighbours can still be read."""
-    segment, failed = read.run.segment, 0
-    slot_bytes = segment.shape.geometry.slot_bytes
+    segment, failed = read.run.segment, set()
+    payload_bytes = segment.payload_bytes
     for i in range(read.run.count):
-        into = read.into[i * slot_bytes : (i + 1) * slot_bytes]
+        into = read.into[i * payload_bytes : (i + 1) * payload_bytes]
         try:
             disk.read(segment.descriptor, into, segment.offset(read.run.first_slot + i))
         except OSError:
-            into[-HEADER_BYTES:] = bytes(HEADER_BYTES)
-            failed += 1
+            failed.add(read.run.first_location + i)
     return failed
 
 
@@ -91,7 +88,9 @@ def write_runs(disk: Disk, writes: Sequence[SlotWrite], *, is_synced: bool) -> l
     results: list[OSError | None] = []
     for write in writes:
         try:
-            write.run.segment.write_slots(disk, write.run.first_slot, write.views)
+            write.run.segment.write_slots(
+                disk, write.run.first_slot, write.payloads, write.headers
+            )
             results.append(None)
         except OSError as error:
             results.append(error)
@@ -117,20 +116,23 @@ def sync_segments(disk: Disk, segments: Sequence[Segment]) -> list[OSError]:
     return [error for error in errors if error is not None]
 
 
-def clear_slots(disk: Disk, slots: Sequence[tuple[Segment, int]]) -> list[int]:
-    """Clear the headers of slots, which frees them; returns the locations where that failed."""
+def clear_runs(disk: Disk, runs: Sequence[SlotRun]) -> list[SlotRun]:
+    """Clear the headers of slots, which frees them; returns the runs where that failed."""
     failed = []
-    for segment, slot in slots:
-        failed += [
-            segment.shape.first_location + slot for slot in segment.clear_headers(disk, [slot])
-        ]
+    for run in runs:
+        try:
+            run.segment.clear_headers(disk, run.first_slot, run.count)
+        except OSError as error:
+            path = run.segment.path
+            log.error("%d slots not cleared file=%s: %s", run.count, path, error)
+            failed.append(run)
     return failed
 
 
 def apply_growth(disk: Disk, folder: Path, identity: TargetIdentity, growth: Growth) -> Segment:
     """Delete the segments that are to go, then make the new one. OSError if that fails."""
     for segment in growth.removed:
-        disk.close(segment.descriptor)
+        segment.close(disk)
         disk.remove(segment.path)
         log.info("segment removed file=%s", segment.path)
     segment = create_segment(disk, folder, identity, growth.shape)
@@ -144,24 +146,16 @@ def apply_growth(disk: Disk, folder: Path, identity: TargetIdentity, growth: Gro
 
 
 def check_slots(disk: Disk, checks: Sequence[SlotCheck], scratch: memoryview) -> list[bool]:
-    """For each slot whether its shard is good, by all its checksums; reads it into `scratch`."""
+    """For each slot whether its shard is good, by its checksum; reads it into `scratch`."""
     return [_check_slot(disk, check, scratch) for check in checks]
 
 
 def _check_slot(disk: Disk, check: SlotCheck, scratch: memoryview) -> bool:
-    geometry = check.segment.shape.geometry
-    into = scratch[: geometry.slot_bytes]
+    into = scratch[: check.segment.payload_bytes]
     try:
         disk.read(check.segment.descriptor, into, check.segment.offset(check.slot))
     except OSError as error:
         if error.errno != errno.EIO:
             log.error("read failed file=%s: %s", check.segment.path, error)
         return False
-    header = np.frombuffer(into, SLOT_HEADER, 1, geometry.header_offset)
-    if not find_whole_headers(header)[0]:
-        return False
-    return (
-        header["key"][0].tobytes() == check.key
-        and int(header["generation"][0]) == check.generation
-        and int(header["payload_xxh3"][0]) == xxh3_64_intdigest(into[: geometry.payload_bytes])
-    )
+    return xxh3_64_intdigest(into) == check.payload_xxh3

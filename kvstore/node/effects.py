@@ -26,6 +26,18 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SendFile:
+    """Hand `head` to the peer and then bytes of files: (descriptor, offset, size in bytes) of each.
+
+    Resumed with None when the kernel has taken them all; closed if a file cannot be read, because
+    the frame that was begun cannot be completed then.
+    """
+
+    head: memoryview
+    pieces: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Receive:
     """Fill these views with the next bytes from the peer; resumed with None."""
 
@@ -62,5 +74,5 @@ class NeedTurn:
     due_s: float
 
 
-Effect: TypeAlias = Send | Receive | Drain | Work | NeedBuffer | NeedTurn
+Effect: TypeAlias = Send | SendFile | Receive | Drain | Work | NeedBuffer | NeedTurn
 Operation: TypeAlias = Generator[Effect, Any, None]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from .disk_work import clear_slots
+from .disk_work import clear_runs
 from .effects import Operation, Work
 from .node import Node
+from .space import plan_runs
 from .target import Target
 
 
@@ -19,8 +20,8 @@ def free_slots(node: Node, target: Target, locations: Sequence[int]) -> Operatio
     """
     if not locations:
         return
-    slots = [target.index.resolve(location) for location in locations]
-    failed = set((yield Work(partial(clear_slots, node.disk, slots))))
-    for segment, _ in slots:
-        segment.is_dirty = True
-    target.release_slots([at for at in locations if at not in failed], failed)
+    runs = [target.space.run_at(at, count) for _, at, count in plan_runs(sorted(locations))]
+    failed = yield Work(partial(clear_runs, node.disk, runs))
+    for run in runs:
+        run.segment.is_dirty = True
+    target.release_runs([run for run in runs if run not in failed], failed)

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .segment import LOCATION_BITS, SLOT_MASK, Segment
-
-ABSENT = -1
+from .segment import ABSENT, LOCATION_BITS, SLOT_MASK, Segment
 
 
 class SlotIndex:

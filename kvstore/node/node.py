@@ -35,6 +35,8 @@ class NodeCounters:
     """Connections closed because of bytes that are no frame of ours."""
     slow_peers: int = 0
     """Connections closed because a frame, or the reading of an answer, took too long."""
+    cut_answers: int = 0
+    """Connections closed in the middle of an answer because stored bytes could not be read."""
     busy_refusals: int = 0
     """Requests answered BUSY."""
     expired_requests: int = 0

@@ -12,10 +12,10 @@ from .. import wire
 from .answers import Request, answer, refuse, refuse_unread
 from .effects import Operation, Send
 from .freeing import free_slots
-from .index import ABSENT
 from .node import Node, describe_node
 from .read_operation import read
 from .report_operation import report
+from .segment import ABSENT
 from .target import Target
 from .write_operation import write
 

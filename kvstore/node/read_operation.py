@@ -1,9 +1,10 @@
-"""READ: shards from segments to a peer, about 1 MiB at a time, copied once into a pooled buffer.
+"""READ: shards from segments to a peer.
 
-What is in the page cache is read on the spot; the rest is read by a thread while other connections
-are served. After the copy each slot must carry the asked key, the generation that the index knew
-before, and a whole header: the header lies behind the payload and is copied last, so a slot that
-was freed and reused meanwhile cannot pass.
+What is in memory is sent from the file by the kernel, which copies it nowhere on the way; the rest
+is read into a buffer by a thread, about 1 MiB at a time, while other connections are served. What
+the answer says of the shards comes from the segment's columns, so the headers on the disk are not
+read. A slot that is freed and written again while its bytes are on their way out is found by the
+client: the bytes do not fit the checksum that was announced.
 """
 
 from __future__ import annotations
@@ -18,29 +19,43 @@ from numpy.typing import NDArray
 
 from .. import wire
 from .answers import Request, answer, refuse
-from .buffers import Buffer, SlotViews
+from .buffers import Buffer
 from .disk_work import SlotRead, read_runs
-from .effects import Effect, NeedBuffer, Operation, Send, Work
+from .effects import Effect, NeedBuffer, Operation, Send, SendFile, Work
 from .freeing import free_slots
-from .index import ABSENT
 from .node import Node
-from .segment import LOCATION_BITS, SLOT_MASK, ReadWay, Segment
-from .slot import SlotGeometry, checksum_headers
-from .space import SlotRun
+from .space import SlotRun, plan_runs
 from .target import Target
 
-_HEADER_FIELDS = ("shard", "payload_bytes", "generation", "payload_xxh3", "block_xxh3")
+_RECORD_BYTES = wire.PART_RECORD.itemsize
+_NO_RECORD = bytes(_RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One READ under way: the keys as bytes, and again as rows of one array."""
+    """One READ under way."""
 
     node: Node
     target: Target
-    geometry: SlotGeometry
+    request: Request
+    shard_bytes: int
     keys: list[bytes]
-    key_rows: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Keys `first` to `end` of a READ: where each is, and the runs of those that will be sent.
+
+    A run is (row, slots); rows count from `first`.
+    """
+
+    first: int
+    locations: list[int]
+    runs: list[tuple[int, SlotRun]]
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.locations)
 
 
 def read(node: Node, target: Target, request: Request) -> Operation:
@@ -51,202 +66,198 @@ def read(node: Node, target: Target, request: Request) -> Operation:
         yield from refuse(node, request, wire.Status.BAD_REQUEST, text)
         return
     target.statistics.reads += 1
-    key_rows = np.frombuffer(request.body, "V32", len(keys), len(request.body) - 32 * len(keys))
-    job = _Read(node, target, SlotGeometry(shard_bytes), keys, key_rows)
-    locations = target.index.find(keys)
-    cuts = plan_parts(locations, shard_bytes)
-    slots_max = max(len(locations[a:b]) - locations[a:b].count(ABSENT) for a, b in cuts)
-    size_bytes = slots_max * job.geometry.slot_bytes
+    job = _Read(node, target, request, shard_bytes, keys)
+    first = 0
+    buffer: Buffer | None = None
+    try:
+        while True:
+            if first and node.clock.monotonic_s() > request.due_s:
+                yield from refuse(node, request, wire.Status.EXPIRED)
+                return
+            span, is_in_memory = _next_span(job, first)
+            if is_in_memory:
+                yield from _send_from_files(job, span)
+            else:
+                buffer = buffer or (yield from _get_buffer(job, len(keys) - first))
+                if buffer is None or not (yield from _send_through_buffer(job, span, buffer)):
+                    return
+            first = span.end
+            if first == len(keys):
+                return
+    finally:
+        if buffer is not None:
+            buffer.release()
+
+
+def _next_span(job: _Read, first: int) -> tuple[_Span, bool]:
+    """What the next frame answers, and whether all of it is in memory: then it may be long."""
+    disk = job.node.disk
+    span = _look_up(job, first, wire.PAYLOAD_BYTES_MAX // job.shard_bytes)
+    if all(run.segment.can_send(disk, run.first_slot, run.count) for _, run in span.runs):
+        return span, True
+    span = _look_up(job, first, _shards_per_buffer(job))
+    return span, all(run.segment.can_send(disk, run.first_slot, run.count) for _, run in span.runs)
+
+
+def _look_up(job: _Read, first: int, count_max: int) -> _Span:
+    """Where the next keys are now, `count_max` of them at most."""
+    target, shard_bytes = job.target, job.shard_bytes
+    locations = target.index.find(job.keys[first : first + count_max])
+    runs = [(row, target.space.run_at(at, count)) for row, at, count in plan_runs(locations)]
+    # A shard of another size counts as not here.
+    runs = [(row, run) for row, run in runs if run.segment.payload_bytes == shard_bytes]
+    return _Span(first, locations, runs)
+
+
+def _shards_per_buffer(job: _Read) -> int:
+    return max(wire.PART_BYTES_TARGET // job.shard_bytes, 1)
+
+
+def _pack_head(job: _Read, span: _Span, body: bytes, sent: int) -> memoryview:
+    """Header and body of the frame that answers a span with `sent` shards; counts them too."""
+    statistics, payload_bytes = job.target.statistics, sent * job.shard_bytes
+    statistics.shards_read += sent
+    statistics.read_bytes += payload_bytes
+    statistics.misses += len(span.locations) - sent
+    return answer(
+        job.node,
+        job.request,
+        body=body,
+        count=len(span.locations),
+        payload_bytes=payload_bytes,
+        is_last=span.end == len(job.keys),
+    )
+
+
+def _touch(job: _Read, span: _Span) -> None:
+    """Note when the shards were used last, and keep their files open until `_let_go`."""
+    now_s = job.node.clock.unix_ns() // 1_000_000_000
+    for _, run in span.runs:
+        columns, slot = run.segment.columns, run.first_slot
+        columns.last_used_s[slot : slot + run.count] = now_s
+        run.segment.pins += 1
+
+
+def _let_go(span: _Span) -> None:
+    for _, run in span.runs:
+        run.segment.pins -= 1
+
+
+# From files -----------------------------------------------------------------------------------
+
+
+def _send_from_files(job: _Read, span: _Span) -> Operation:
+    sent = sum(run.count for _, run in span.runs)
+    head = _pack_head(job, span, wire.pack_part(span.first, _join_records(span)), sent)
+    if not sent:
+        yield Send([head])
+        return
+    pieces = [
+        (run.segment.descriptor, run.segment.offset(run.first_slot), run.count * job.shard_bytes)
+        for _, run in span.runs
+    ]
+    _touch(job, span)
+    try:
+        yield SendFile(head, pieces)
+    finally:
+        _let_go(span)
+
+
+def _join_records(span: _Span) -> bytes | memoryview:
+    """The PART_RECORDs of a span, of which the columns have those of the shards that are sent."""
+    pieces: list[bytes | memoryview] = []
+    end = 0
+    for row, run in span.runs:
+        if row > end:
+            pieces.append(_NO_RECORD * (row - end))
+        first, end = run.first_slot * _RECORD_BYTES, row + run.count
+        pieces.append(run.segment.columns.part_bytes[first : first + run.count * _RECORD_BYTES])
+    if end < len(span.locations):
+        pieces.append(_NO_RECORD * (len(span.locations) - end))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+# Through a buffer -----------------------------------------------------------------------------
+
+
+def _get_buffer(job: _Read, shards_left: int) -> Generator[Effect, Any, Buffer | None]:
+    """Memory for the longest frame that can follow, or None after the refusal was sent."""
+    node, request = job.node, job.request
+    size_bytes = min(shards_left, _shards_per_buffer(job)) * job.shard_bytes
     if not node.pool.fits(size_bytes):
         yield from refuse(node, request, wire.Status.BUSY, "a part exceeds the node's memory")
-        return
+        return None
     buffer: Buffer | None = yield NeedBuffer(size_bytes, request.due_s)
     if buffer is None:
         yield from refuse(node, request, wire.Status.BUSY, "no memory within the deadline")
-        return
+    return buffer
+
+
+def _send_through_buffer(
+    job: _Read, span: _Span, buffer: Buffer
+) -> Generator[Effect, Any, bool]:
+    """Have a thread read a span, and send it; False after a refusal was sent instead."""
+    generations = [
+        generation
+        for _, run in span.runs
+        for generation in run.segment.columns.generation[
+            run.first_slot : run.first_slot + run.count
+        ].tolist()
+    ]
     try:
-        yield from _send_parts(job, request, locations, cuts, buffer)
-    finally:
-        buffer.release()
+        failed = yield from _read_span(job, span, buffer)
+    except OSError as error:
+        job.target.statistics.io_errors += 1
+        yield from refuse(job.node, job.request, wire.Status.DISK_ERROR, str(error.strerror))
+        return False
+    records, views, bad = _choose_good(job, span, generations, failed, buffer)
+    yield from free_slots(job.node, job.target, bad)
+    body = wire.pack_part(span.first, records)
+    yield Send([_pack_head(job, span, body, len(views)), *views])
+    return True
 
 
-def plan_parts(locations: Sequence[int], shard_bytes: int) -> list[tuple[int, int]]:
-    """Cut the keys of a READ into frames of about PART_BYTES_TARGET: (first, end) of each."""
-    shards_per_part = max(wire.PART_BYTES_TARGET // shard_bytes, 1)
-    if len(locations) <= shards_per_part:
-        return [(0, len(locations))]
-    found = [row for row, location in enumerate(locations) if location != ABSENT]
-    starts = [0, *found[shards_per_part::shards_per_part]]
-    return list(zip(starts, [*starts[1:], len(locations)], strict=True))
-
-
-def plan_runs(locations: list[int]) -> list[tuple[int, int]]:
-    """Cut locations, none of them ABSENT, into runs of neighbours: (first location, slots) of each.
-
-    The slots of a run lie next to each other in one file *and* in the order they were asked for.
-    """
-    count = len(locations)
-    if locations == list(range(locations[0], locations[0] + count)):
-        return [(locations[0], count)]
-    runs: list[tuple[int, int]] = []
-    first = expected = ABSENT
-    for location in locations:
-        if location != expected:
-            if first != ABSENT:
-                runs.append((first, expected - first))
-            first = location
-        expected = location + 1
-    if first != ABSENT:
-        runs.append((first, expected - first))
-    return runs
-
-
-def _send_parts(
-    job: _Read,
-    request: Request,
-    locations: list[int],
-    cuts: list[tuple[int, int]],
-    buffer: Buffer,
-) -> Operation:
-    node, statistics = job.node, job.target.statistics
-    payload_bytes = job.geometry.payload_bytes
-    for first, end in cuts:
-        if first and node.clock.monotonic_s() > request.due_s:
-            yield from refuse(node, request, wire.Status.EXPIRED)
-            return
-        # The peer may have taken its time over the parts before this one.
-        here = job.target.index.find(job.keys[first:end]) if first else locations[:end]
-        try:
-            records, views = yield from _fill_part(job, first, here, buffer)
-        except OSError as error:
-            statistics.io_errors += 1
-            yield from refuse(node, request, wire.Status.DISK_ERROR, str(error.strerror))
-            return
-        statistics.shards_read += len(views)
-        statistics.read_bytes += len(views) * payload_bytes
-        statistics.misses += len(records) - len(views)
-        head = answer(
-            node,
-            request,
-            body=wire.pack_part(first, records),
-            count=len(records),
-            payload_bytes=len(views) * payload_bytes,
-            is_last=end == len(job.keys),
-        )
-        yield Send([head, *views])
-
-
-def _fill_part(
-    job: _Read, first: int, locations: list[int], buffer: Buffer
-) -> Generator[Effect, Any, tuple[NDArray[Any], list[memoryview]]]:
-    """PART_RECORDs of the keys from `first` on, and the payloads of those that are here."""
-    records = np.zeros(len(locations), wire.PART_RECORD)
-    rows = [row for row, location in enumerate(locations) if location != ABSENT]
-    # Shards may have appeared since the buffer was measured; they have to wait for the next READ.
-    rows = rows[: buffer.size_bytes // job.geometry.slot_bytes]
-    if not rows:
-        return records, []
-    wanted = [locations[row] for row in rows] if len(rows) < len(locations) else locations
-    generations = yield from _copy_slots(job, wanted, buffer)
-    views = buffer.slots(job.geometry)
-    keys = job.key_rows[first : first + len(locations)]
-    is_all = len(rows) == len(locations)
-    is_good = _find_good(views, keys if is_all else keys[rows], generations)
-    if is_all and is_good.all():
-        _fill_records(records, views.headers[: len(rows)])
-        return records, views.payloads[: len(rows)]
-    yield from _drop_bad(job, first, rows, wanted, generations, is_good)
-    good = np.flatnonzero(is_good)
-    found = np.zeros(len(good), wire.PART_RECORD)
-    _fill_records(found, views.headers[good])
-    records[np.array(rows)[good]] = found
-    return records, [views.payloads[i] for i in good.tolist()]
-
-
-def _fill_records(records: NDArray[Any], headers: NDArray[Any]) -> None:
-    """Write into PART_RECORDs what the headers of their slots say, row by row."""
-    records["status"] = 1
-    for field in _HEADER_FIELDS:
-        records[field] = headers[field]
-
-
-def _copy_slots(
-    job: _Read, locations: list[int], buffer: Buffer
-) -> Generator[Effect, Any, NDArray[np.uint64]]:
-    """Copy slots into the buffer, one after the other; returns the generations to be found there.
-
-    A slot of another size than asked is left out, and gets a generation that no slot has.
-    """
-    node, target, slot_bytes = job.node, job.target, job.geometry.slot_bytes
-    generations = np.zeros(len(locations), np.uint64)
-    left: list[SlotRead] = []
+def _read_span(
+    job: _Read, span: _Span, buffer: Buffer
+) -> Generator[Effect, Any, set[int]]:
+    """Fill the buffer with the shards of a span; the locations of those that cannot be read."""
+    reads = []
     at = 0
-    now_s = node.clock.unix_ns() // 1_000_000_000
-    for first, count in plan_runs(locations):
-        segment, slot = target.space.segments[first >> LOCATION_BITS], first & SLOT_MASK
-        if segment.shape.geometry == job.geometry:
-            columns = segment.columns
-            generations[at : at + count] = columns.generation[slot : slot + count]
-            columns.last_used_s[slot : slot + count] = now_s
-            into = buffer.view[at * slot_bytes : (at + count) * slot_bytes]
-            done_bytes = _read_from_memory(node, segment, segment.offset(slot), into)
-            if done_bytes < len(into):
-                left.append(SlotRead(SlotRun(segment, slot, count), into, done_bytes))
-        at += count
-    if left:
-        target.statistics.pooled_reads += len(left)
-        for read in left:
-            read.run.segment.pins += 1
-        try:
-            target.statistics.io_errors += yield Work(partial(read_runs, node.disk, left))
-        finally:
-            for read in left:
-                read.run.segment.pins -= 1
-    return generations
-
-
-def _read_from_memory(node: Node, segment: Segment, offset: int, into: memoryview) -> int:
-    """How many leading bytes of `into` could be had without waiting for a device."""
+    for _, run in span.runs:
+        size_bytes = run.count * job.shard_bytes
+        reads.append(SlotRead(run, buffer.view[at : at + size_bytes]))
+        at += size_bytes
+    job.target.statistics.pooled_reads += len(reads)
+    _touch(job, span)
     try:
-        if segment.read_way is ReadWay.PROBE:
-            return node.disk.read_cached(segment.descriptor, into, offset) or 0
-        if segment.read_way is ReadWay.DIRECT:
-            node.disk.read(segment.descriptor, into, offset)
-            return len(into)
-    except OSError:
-        # The thread meets the same error, slot by slot, and says what it is.
-        return 0
-    return 0
+        failed: set[int] = yield Work(partial(read_runs, job.node.disk, reads))
+    finally:
+        _let_go(span)
+    job.target.statistics.io_errors += len(failed)
+    return failed
 
 
-def _find_good(
-    views: SlotViews, keys: NDArray[Any], generations: NDArray[np.uint64]
-) -> NDArray[np.bool_]:
-    """Which slots hold what was asked for; `keys` and `generations` slot by slot."""
-    count = len(keys)
-    headers = views.headers[:count]
-    checksums = checksum_headers(views.checked[:count])
-    is_good: NDArray[np.bool_] = (
-        (headers["key"] == keys)
-        & (headers["generation"] == generations)
-        & (headers["header_xxh3"] == checksums)
-    )
-    return is_good
+def _choose_good(
+    job: _Read, span: _Span, generations: Sequence[int], failed: set[int], buffer: Buffer
+) -> tuple[NDArray[Any], list[memoryview], list[int]]:
+    """PART_RECORDs of a span, the shards to be sent, and the locations taken out of use.
 
-
-def _drop_bad(
-    job: _Read,
-    first: int,
-    rows: list[int],
-    locations: list[int],
-    generations: NDArray[np.uint64],
-    is_good: NDArray[np.bool_],
-) -> Operation:
-    """Take the shards that are not good out of use, unless they were merely replaced."""
-    dropped = []
-    for i in np.flatnonzero(~is_good).tolist():
-        generation = int(generations[i])
-        key = job.keys[first + rows[i]]
-        if generation and job.target.drop_damaged(key, locations[i], generation):
-            dropped.append(locations[i])
-    yield from free_slots(job.node, job.target, dropped)
+    A shard that was replaced while the thread read it is left out: its bytes may be those of two.
+    """
+    target = job.target
+    records = np.zeros(len(span.locations), wire.PART_RECORD)
+    rows = [row + i for row, run in span.runs for i in range(run.count)]
+    views: list[memoryview] = []
+    bad: list[int] = []
+    for at, (row, generation) in enumerate(zip(rows, generations, strict=True)):
+        key, location = job.keys[span.first + row], span.locations[row]
+        if location in failed:
+            if target.drop_damaged(key, location, generation):
+                bad.append(location)
+        elif target.holds(key, location, generation):
+            segment, slot = target.index.resolve(location)
+            records[row] = segment.columns.parts[slot]
+            views.append(buffer.view[at * job.shard_bytes : (at + 1) * job.shard_bytes])
+        else:
+            target.statistics.read_races += 1
+    return records, views, bad

@@ -1,32 +1,28 @@
-"""Finds out what a segment holds by reading the headers of its slots, after any kind of end.
+"""Finds out what a segment holds by reading its table of headers, after any kind of end.
 
-Only ranges that were ever written are looked at, so preallocated room costs nothing. Nothing is
-written here; docs/formats/slot.md says what a crash leaves and what is made of it.
+Only ranges of the table that were ever written are looked at, so preallocated room costs nothing.
+Nothing is written here; docs/formats/slot.md says what a crash leaves and what is made of it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .disk import Disk
-from .segment import SLOTS_OFFSET, ReadWay, Segment
+from .segment import HEADERS_OFFSET, Segment
 from .slot import HEADER_BYTES, SLOT_HEADER, find_whole_headers
 
 log = logging.getLogger(__name__)
 
 BATCH_SLOTS = 4096
-READERS = 32
-"""Reads on their way at once. A device serves many single pages together far faster than one by one,
-and reading headers only faster than reading everything: docs/decisions/0005."""
+"""Headers in one read: 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,80 +34,59 @@ class FoundSlots:
     unreadable: tuple[int, ...]
 
 
-def scan_segment(disk: Disk, segment: Segment, readers: Executor) -> Iterator[FoundSlots]:
+def scan_segment(disk: Disk, segment: Segment) -> Iterator[FoundSlots]:
     """All whole slots, in batches of at most BATCH_SLOTS; blocks.
 
-    What is not in memory is read by `readers`. A slot whose header cannot be read is listed as
-    unreadable, and the scan goes on.
+    A slot whose header cannot be read is listed as unreadable, and the scan goes on.
     """
-    disk.advise(segment.descriptor, os.POSIX_FADV_RANDOM)
+    disk.advise(segment.descriptor, os.POSIX_FADV_SEQUENTIAL)
     for first, last in _written_slots(disk, segment):
         for start in range(first, last, BATCH_SLOTS):
             slots = range(start, min(start + BATCH_SLOTS, last))
-            yield _scan_batch(disk, segment, slots, readers)
+            yield _scan_batch(disk, segment, slots)
     disk.advise(segment.descriptor, os.POSIX_FADV_NORMAL)
 
 
 def _written_slots(disk: Disk, segment: Segment) -> Iterator[tuple[int, int]]:
     """Ranges of slots whose header lies in a part of the file that was ever written."""
-    geometry = segment.shape.geometry
     next_slot = 0
-    offset = SLOTS_OFFSET
+    offset = HEADERS_OFFSET
     while next_slot < segment.shape.slot_count:
         found = disk.find_data(segment.descriptor, offset)
         if found is None:
             return
-        start, end = found
-        # The header of slot i ends at SLOTS_OFFSET + (i + 1) * slot_bytes.
-        first = max((start - SLOTS_OFFSET) // geometry.slot_bytes, next_slot)
-        last = -(-(end - SLOTS_OFFSET - geometry.header_offset) // geometry.slot_bytes)
+        start, offset = found
+        first = max((start - HEADERS_OFFSET) // HEADER_BYTES, next_slot)
+        last = -(-(offset - HEADERS_OFFSET) // HEADER_BYTES)
         last = min(last, segment.shape.slot_count)
-        if first < last:
-            yield first, last
-            next_slot = last
-        offset = end
+        if first >= last:
+            return
+        yield first, last
+        next_slot = last
 
 
-def _scan_batch(disk: Disk, segment: Segment, slots: range, readers: Executor) -> FoundSlots:
+def _scan_batch(disk: Disk, segment: Segment, slots: range) -> FoundSlots:
     raw = bytearray(len(slots) * HEADER_BYTES)
-    view = memoryview(raw)
-    places = [view[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES)]
-    left = list(zip(slots, places, strict=True))
-    if segment.read_way is ReadWay.PROBE:
-        left = [(slot, into) for slot, into in left if not _probe(disk, segment, slot, into)]
-    if segment.read_way is ReadWay.DIRECT:
-        unreadable = _read_headers(disk, segment, left)
-    else:
-        shares = [left[i::READERS] for i in range(min(READERS, len(left)))]
-        found = readers.map(partial(_read_headers, disk, segment), shares)
-        unreadable = [slot for share in found for slot in share]
+    unreadable: list[int] = []
+    try:
+        disk.read(segment.descriptor, memoryview(raw), segment.header_offset(slots.start))
+    except OSError:
+        unreadable = _read_one_by_one(disk, segment, slots, memoryview(raw))
     headers = np.frombuffer(raw, SLOT_HEADER)
-    payload_bytes = segment.shape.geometry.payload_bytes
-    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == payload_bytes)
+    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == segment.payload_bytes)
     whole = np.flatnonzero(is_whole)
     return FoundSlots(whole + slots.start, headers[whole], tuple(unreadable))
 
 
-def _probe(disk: Disk, segment: Segment, slot: int, into: memoryview) -> bool:
-    """Copy a header if it is in memory; whether it is."""
-    offset = segment.offset(slot) + segment.shape.geometry.header_offset
-    try:
-        return disk.read_cached(segment.descriptor, into, offset) == HEADER_BYTES
-    except OSError:
-        return False  # the thread that reads it meets the same error, and says what it is
-
-
-def _read_headers(
-    disk: Disk, segment: Segment, slots: Iterable[tuple[int, memoryview]]
-) -> list[int]:
-    """Read the headers of slots, each into its place; returns those that could not be read."""
+def _read_one_by_one(disk: Disk, segment: Segment, slots: range, into: memoryview) -> list[int]:
+    """A bad sector spoils the headers in it and no others; returns the slots of those."""
     unreadable = []
-    for slot, into in slots:
-        offset = segment.offset(slot) + segment.shape.geometry.header_offset
+    for i, slot in enumerate(slots):
+        header = into[i * HEADER_BYTES : (i + 1) * HEADER_BYTES]
         try:
-            disk.read(segment.descriptor, into, offset)
+            disk.read(segment.descriptor, header, segment.header_offset(slot))
         except OSError as error:
-            into[:] = bytes(HEADER_BYTES)
+            header[:] = bytes(HEADER_BYTES)
             unreadable.append(slot)
             log.error("header cannot be read file=%s slot=%d: %s", segment.path, slot, error)
     return unreadable

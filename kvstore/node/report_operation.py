@@ -12,8 +12,8 @@ from .buffers import Buffer
 from .disk_work import SlotCheck, check_slots
 from .effects import Effect, NeedBuffer, Operation, Send, Work
 from .freeing import free_slots
-from .index import ABSENT
 from .node import Node
+from .segment import ABSENT
 from .target import Target
 
 
@@ -52,7 +52,9 @@ def _plan_checks(target: Target, items: Sequence[tuple[bytes, int]]) -> dict[int
     for row, (key, generation) in enumerate(items):
         location = target.index.get(key)
         if location != ABSENT and target.generation(location) == generation:
-            checks[row] = SlotCheck(*target.index.resolve(location), key, generation)
+            segment, slot = target.index.resolve(location)
+            payload_xxh3 = int(segment.columns.payload_xxh3[slot])
+            checks[row] = SlotCheck(segment, slot, key, generation, payload_xxh3)
     return checks
 
 
@@ -62,7 +64,7 @@ def _run_checks(
     """For each check whether the shard is good; None if there was no memory to read it into."""
     if not checks:
         return []
-    size_bytes = max(check.segment.shape.geometry.slot_bytes for check in checks)
+    size_bytes = max(check.segment.payload_bytes for check in checks)
     buffer: Buffer | None = None
     if node.pool.fits(size_bytes):
         buffer = yield NeedBuffer(size_bytes, request.due_s)

@@ -1,5 +1,8 @@
 """A segment: one preallocated file of slots of one size, and what memory knows of each slot.
 
+First come the headers of all slots, then all payloads without gaps, so that the shards of
+neighbouring slots are one range of bytes.
+
 The byte layout stands in docs/formats/slot.md. A segment does not know which slots are free or
 which keys are current; that is for `space` and `target`. The functions with a `disk` argument block
 and may run in any thread; the rest belongs to the event loop.
@@ -11,23 +14,29 @@ import enum
 import logging
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from ..wire import PART_RECORD
 from .disk import Disk
+from .page_probe import PageProbe
 from .slot import FORMAT_VERSION, HEADER_BYTES, SlotGeometry
 
 log = logging.getLogger(__name__)
 
 SEGMENT_MAGIC = b"CACHSEGM"
-SLOTS_OFFSET = 4096
+HEADERS_OFFSET = 4096
+PAYLOAD_ALIGN = 4096
+"""Payloads begin on a page of their own, so that no page holds headers and payloads."""
 LOCATION_BITS = 24
 """A location is segment number << 24 | slot."""
 SLOT_MASK = (1 << LOCATION_BITS) - 1
+ABSENT = -1
+"""The location of a key that is not here."""
 SLOTS_PER_SEGMENT_MAX = (1 << LOCATION_BITS) - 1
 """One less than would fit, so that the last slot of a segment never touches the next segment."""
 TEMPORARY_SUFFIX = ".tmp"
@@ -35,7 +44,8 @@ TEMPORARY_SUFFIX = ".tmp"
 _HEADER = struct.Struct("<8sIIIIII16s32s")
 _CHECK = struct.Struct("<Q")
 _NAME = re.compile(r"segment-(\d{6,})\.seg")
-_FREE_HEADER = memoryview(bytes(HEADER_BYTES))
+HEADERS_PER_CLEAR_MAX = 1024
+_FREE_HEADERS = memoryview(bytes(HEADERS_PER_CLEAR_MAX * HEADER_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +65,14 @@ class SegmentShape:
     slot_count: int
 
     @property
+    def payload_offset(self) -> int:
+        """Where in the file the payload of slot 0 begins."""
+        headers_end = HEADERS_OFFSET + self.slot_count * HEADER_BYTES
+        return -(-headers_end // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
+
+    @property
     def file_bytes(self) -> int:
-        return SLOTS_OFFSET + self.slot_count * self.geometry.slot_bytes
+        return self.payload_offset + self.slot_count * self.geometry.payload_bytes
 
     @property
     def first_location(self) -> int:
@@ -68,20 +84,22 @@ class SegmentShape:
 
 
 class ReadWay(enum.Enum):
-    """How the event loop may read a file without being held up by its device."""
+    """How shards get from a file to a peer without holding up the event loop."""
 
     PROBE = enum.auto()
-    """Ask for what is in memory, leave the rest to a thread."""
+    """Send from the file what is in memory; a thread reads the rest into a buffer."""
     DIRECT = enum.auto()
-    """Read: the file is in memory."""
+    """Send from the file: all of it is in memory."""
     THREAD = enum.auto()
-    """Leave all of it to a thread: the file system cannot say what is in memory."""
+    """A thread reads all: the file cannot be sent from, or nobody says what is in memory."""
 
 
 class SlotColumns:
     """What is known of each slot of a segment, one array a fact; rows of free slots mean nothing.
 
-    `keys[slot]` is None exactly where the index has no entry that points to the slot.
+    `keys[slot]` is None exactly where the index has no entry that points to the slot. `parts`, of
+    dtype wire.PART_RECORD, is what a READ answers, ready to be sent; `part_bytes` is the same
+    memory, and `generation`, `payload_xxh3`, `block_xxh3` and `shard` are columns of it.
     """
 
     __slots__ = (
@@ -91,55 +109,102 @@ class SlotColumns:
         "generation",
         "keys",
         "last_used_s",
+        "part_bytes",
+        "parts",
+        "payload_xxh3",
         "shard",
         "ttl_class",
     )
 
     def __init__(self, slot_count: int) -> None:
         self.keys: list[bytes | None] = [None] * slot_count
-        self.generation = np.zeros(slot_count, np.uint64)
+        self.parts = np.zeros(slot_count, PART_RECORD)
+        self.part_bytes = self.parts.view(np.uint8).data
+        self.generation = self.parts["generation"]
+        self.payload_xxh3 = self.parts["payload_xxh3"]
+        self.block_xxh3 = self.parts["block_xxh3"]
+        self.shard = self.parts["shard"]
         self.created_ns = np.zeros(slot_count, np.uint64)
-        self.block_xxh3 = np.zeros(slot_count, np.uint64)
         self.last_used_s = np.zeros(slot_count, np.uint32)
         self.block_index = np.zeros(slot_count, np.uint32)
         self.ttl_class = np.zeros(slot_count, np.uint8)
-        self.shard = np.zeros(slot_count, np.uint8)
 
 
 class Segment:
-    """An open segment file. `pins` counts reads in threads; a pinned segment stays open."""
+    """An open segment file. `pins` counts those who read it; a pinned segment stays open.
 
-    __slots__ = ("columns", "descriptor", "is_dirty", "path", "pins", "read_way", "shape")
+    With ReadWay.PROBE there is a `probe`, and only then.
+    """
 
-    def __init__(self, shape: SegmentShape, path: Path, descriptor: int, read_way: ReadWay) -> None:
+    __slots__ = (
+        "columns",
+        "descriptor",
+        "is_dirty",
+        "path",
+        "payload_bytes",
+        "payload_offset",
+        "pins",
+        "probe",
+        "read_way",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        shape: SegmentShape,
+        path: Path,
+        descriptor: int,
+        read_way: ReadWay,
+        probe: PageProbe | None = None,
+    ) -> None:
+        assert (probe is not None) == (read_way is ReadWay.PROBE)
         self.shape = shape
         self.path = path
         self.descriptor = descriptor
         self.read_way = read_way
+        self.probe = probe
+        self.payload_bytes = shape.geometry.payload_bytes
+        self.payload_offset = shape.payload_offset
         self.columns = SlotColumns(shape.slot_count)
         self.pins = 0
         self.is_dirty = False
 
     def offset(self, slot: int) -> int:
-        """First byte of a slot in the file."""
+        """First byte of a slot's payload in the file."""
         assert 0 <= slot < self.shape.slot_count
-        return SLOTS_OFFSET + slot * self.shape.geometry.slot_bytes
+        return self.payload_offset + slot * self.payload_bytes
 
-    def write_slots(self, disk: Disk, first_slot: int, views: Sequence[memoryview]) -> None:
-        """Write whole slots from `first_slot` on; blocks."""
-        disk.write(self.descriptor, views, self.offset(first_slot))
+    def header_offset(self, slot: int) -> int:
+        """First byte of a slot's header in the file."""
+        assert 0 <= slot < self.shape.slot_count
+        return HEADERS_OFFSET + slot * HEADER_BYTES
 
-    def clear_headers(self, disk: Disk, slots: Iterable[int]) -> list[int]:
-        """Write zeros over the headers of `slots`; blocks. Returns the slots where that failed."""
-        failed = []
-        behind_payload = self.shape.geometry.header_offset
-        for slot in slots:
-            try:
-                disk.write(self.descriptor, [_FREE_HEADER], self.offset(slot) + behind_payload)
-            except OSError as error:
-                log.error("slot cannot be cleared file=%s slot=%d: %s", self.path, slot, error)
-                failed.append(slot)
-        return failed
+    def can_send(self, disk: Disk, first_slot: int, count: int) -> bool:
+        """Whether the payloads of neighbouring slots can be sent from the file without waiting."""
+        if self.probe is None:
+            return self.read_way is ReadWay.DIRECT
+        size_bytes = count * self.payload_bytes
+        return disk.is_cached(self.probe, self.offset(first_slot), size_bytes)
+
+    def write_slots(
+        self, disk: Disk, first_slot: int, payloads: Sequence[memoryview], headers: memoryview
+    ) -> None:
+        """Write neighbouring slots from `first_slot` on, the payloads first; blocks."""
+        disk.write(self.descriptor, payloads, self.offset(first_slot))
+        disk.write(self.descriptor, [headers], self.header_offset(first_slot))
+
+    def clear_headers(self, disk: Disk, first_slot: int, count: int) -> None:
+        """Write zeros over the headers of neighbouring slots; blocks. OSError if that fails."""
+        for at in range(first_slot, first_slot + count, HEADERS_PER_CLEAR_MAX):
+            cleared = min(first_slot + count - at, HEADERS_PER_CLEAR_MAX)
+            view = _FREE_HEADERS[: cleared * HEADER_BYTES]
+            disk.write(self.descriptor, [view], self.header_offset(at))
+
+    def close(self, disk: Disk) -> None:
+        """Close the file. Nobody may use the segment afterwards."""
+        if self.probe is not None:
+            self.probe.close()
+        disk.close(self.descriptor)
 
 
 def create_segment(
@@ -160,7 +225,7 @@ def create_segment(
         disk.rename(temporary, path)
         written_as = path
         disk.sync_folder(folder)
-        return Segment(shape, path, descriptor, choose_read_way(disk, descriptor))
+        return Segment(shape, path, descriptor, *choose_read_way(disk, descriptor))
     except OSError:
         disk.close(descriptor)
         try:
@@ -183,15 +248,15 @@ def open_segment(disk: Disk, path: Path, identity: TargetIdentity) -> Segment:
     try:
         size_bytes = disk.size(descriptor)
         head = bytearray(_HEADER.size + _CHECK.size)
-        if size_bytes < SLOTS_OFFSET:
-            raise ValueError(f"is {size_bytes} bytes long, expected at least {SLOTS_OFFSET}")
+        if size_bytes < HEADERS_OFFSET:
+            raise ValueError(f"is {size_bytes} bytes long, expected at least {HEADERS_OFFSET}")
         disk.read(descriptor, memoryview(head), 0)
         shape = parse_segment_header(bytes(head), identity)
         if shape.number != int(name[1]):
             raise ValueError(f"its header says it is segment {shape.number}")
         if size_bytes < shape.file_bytes:
             raise ValueError(f"is {size_bytes} bytes long, expected {shape.file_bytes}")
-        return Segment(shape, path, descriptor, choose_read_way(disk, descriptor))
+        return Segment(shape, path, descriptor, *choose_read_way(disk, descriptor))
     except (ValueError, OSError):
         disk.close(descriptor)
         raise
@@ -203,11 +268,14 @@ def find_segment_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return paths, sorted(folder.glob(f"segment-*.seg{TEMPORARY_SUFFIX}"))
 
 
-def choose_read_way(disk: Disk, descriptor: int) -> ReadWay:
-    """Decide once a file, by reading its first bytes, how the event loop reads it."""
-    if disk.read_cached(descriptor, memoryview(bytearray(1)), 0) is not None:
-        return ReadWay.PROBE
-    return ReadWay.DIRECT if disk.is_in_memory(descriptor) else ReadWay.THREAD
+def choose_read_way(disk: Disk, descriptor: int) -> tuple[ReadWay, PageProbe | None]:
+    """Decide once a file, by trying it, how its shards get to a peer."""
+    if not disk.can_send(descriptor):
+        return ReadWay.THREAD, None
+    if disk.is_in_memory(descriptor):
+        return ReadWay.DIRECT, None
+    probe = disk.probe_pages(descriptor)
+    return (ReadWay.THREAD if probe is None else ReadWay.PROBE), probe
 
 
 def pack_segment_header(shape: SegmentShape, identity: TargetIdentity) -> bytes:
@@ -217,7 +285,7 @@ def pack_segment_header(shape: SegmentShape, identity: TargetIdentity) -> bytes:
         FORMAT_VERSION,
         shape.number,
         shape.geometry.payload_bytes,
-        shape.geometry.slot_bytes,
+        HEADER_BYTES,
         shape.slot_count,
         0,
         identity.cluster,
@@ -228,7 +296,7 @@ def pack_segment_header(shape: SegmentShape, identity: TargetIdentity) -> bytes:
 
 def parse_segment_header(data: bytes, identity: TargetIdentity) -> SegmentShape:
     """The shape in a segment's first 88 bytes; ValueError if they do not fit `identity`."""
-    magic, version, number, payload_bytes, slot_bytes, slot_count, _, cluster, name = (
+    magic, version, number, payload_bytes, header_bytes, slot_count, _, cluster, name = (
         _HEADER.unpack_from(data)
     )
     if magic != SEGMENT_MAGIC:
@@ -244,6 +312,6 @@ def parse_segment_header(data: bytes, identity: TargetIdentity) -> SegmentShape:
     if name.rstrip(b"\0") != identity.name.encode():
         raise ValueError(f"its target is {name!r}, expected {identity.name!r}")
     geometry = SlotGeometry(payload_bytes)
-    if slot_bytes != geometry.slot_bytes or not 0 < slot_count <= SLOTS_PER_SEGMENT_MAX:
-        raise ValueError(f"{slot_count} slots of {slot_bytes} bytes for shards of {payload_bytes}")
+    if header_bytes != HEADER_BYTES or not 0 < slot_count <= SLOTS_PER_SEGMENT_MAX:
+        raise ValueError(f"{slot_count} slots with headers of {header_bytes} bytes")
     return SegmentShape(number=number, geometry=geometry, slot_count=slot_count)

@@ -1,14 +1,13 @@
-"""The slot: one shard, and behind it a header that says what the shard is.
+"""The slot: room for one shard, and a header that says what the shard is.
 
 The byte layout stands in docs/formats/slot.md. This module only turns values into bytes and back;
-it opens no file. Headers are handled many at a time, as numpy records that lie in the same buffer
-as the shards.
+it opens no file. Headers are handled many at a time, as numpy records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from xxhash import xxh3_64_intdigest
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 256
-PAYLOAD_ALIGN = 64
 
 SLOT_HEADER = np.dtype(
     [
@@ -54,19 +52,28 @@ assert SLOT_HEADER.fields["header_xxh3"][1] == CHECKED_BYTES
 
 @dataclass(frozen=True, slots=True)
 class SlotGeometry:
-    """Where things lie in a slot that has room for a shard of `payload_bytes`.
-
-    `header_offset` is the first byte of the header: the payload's end, aligned up.
-    """
+    """The size of a slot that has room for a shard of `payload_bytes`."""
 
     payload_bytes: int
-    header_offset: int = field(init=False, compare=False)
-    slot_bytes: int = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        header_offset = -(-self.payload_bytes // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
-        object.__setattr__(self, "header_offset", header_offset)
-        object.__setattr__(self, "slot_bytes", header_offset + HEADER_BYTES)
+    @property
+    def slot_bytes(self) -> int:
+        """What a slot takes in its file: the shard's bytes, and its header in the table."""
+        return self.payload_bytes + HEADER_BYTES
+
+
+class HeaderScratch:
+    """Memory for the headers of one write at a time.
+
+    `headers` has dtype SLOT_HEADER and shape (count,); `checked[i]` is the memory of the bytes that
+    header i's checksum covers. Kept, because cutting it anew takes longer than all checksums.
+    """
+
+    def __init__(self, count: int) -> None:
+        data = bytearray(count * HEADER_BYTES)
+        view = memoryview(data)
+        self.headers: NDArray[Any] = np.frombuffer(data, SLOT_HEADER)
+        self.checked = [view[at : at + CHECKED_BYTES] for at in range(0, len(data), HEADER_BYTES)]
 
 
 def seal_headers(headers: NDArray[Any], checked: Sequence[memoryview]) -> None:

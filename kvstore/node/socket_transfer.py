@@ -1,28 +1,52 @@
-"""Moves bytes between a non-blocking socket and memory: one thing at a time, as far as it goes.
+"""Moves bytes between a non-blocking socket and memory or files: one thing at a time.
 
 Knows no frames and no time. The end of the connection, whoever causes it, is PeerGone.
 """
 
 from __future__ import annotations
 
+import errno
 import socket
+from collections import deque
 from collections.abc import Sequence
 
+from .disk import Disk
 from .io_cursor import IoCursor
+
+FILE_BYTES_PER_CALL_MAX = 1 << 20
+"""A call that sends from a file holds up the loop for as long as the kernel copies."""
+_NETWORK_ERRORS = frozenset(
+    {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH}
+)
 
 
 class PeerGone(Exception):
     """The socket failed, or the peer closed it."""
 
 
+class FileUnreadable(Exception):
+    """A file that is being sent could not be read; the peer has a part of it."""
+
+
 class SocketTransfer:
     """What is being sent, received or thrown away now. `moved_bytes` only grows."""
 
-    __slots__ = ("_cursor", "_drain_bytes", "_scratch", "_socket", "is_sending", "moved_bytes")
+    __slots__ = (
+        "_cursor",
+        "_disk",
+        "_drain_bytes",
+        "_files",
+        "_scratch",
+        "_socket",
+        "is_sending",
+        "moved_bytes",
+    )
 
-    def __init__(self, sock: socket.socket, scratch: memoryview) -> None:
+    def __init__(self, sock: socket.socket, disk: Disk, scratch: memoryview) -> None:
         self._socket = sock
+        self._disk = disk
         self._scratch = scratch
+        self._files: deque[tuple[int, int, int]] = deque()
         self._cursor: IoCursor | None = None
         self._drain_bytes = 0
         self.is_sending = False
@@ -31,11 +55,16 @@ class SocketTransfer:
     @property
     def is_active(self) -> bool:
         """Whether something begun is not complete."""
-        return self._cursor is not None or self._drain_bytes > 0
+        return self._cursor is not None or self._drain_bytes > 0 or bool(self._files)
 
     def begin_send(self, views: Sequence[memoryview]) -> None:
         """Send all of `views`, which must not change until it is done."""
         self._begin(IoCursor(views), is_sending=True)
+
+    def begin_send_file(self, head: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Send `head` and then pieces of files: (descriptor, offset, size in bytes) of each."""
+        self._begin(IoCursor([head]), is_sending=True)
+        self._files.extend(pieces)
 
     def begin_receive(self, views: Sequence[memoryview], arrived: memoryview) -> int:
         """Fill `views`, first with what has arrived already; returns how much of that was used."""
@@ -54,6 +83,8 @@ class SocketTransfer:
     def step(self) -> bool:
         """One system call for what was begun; False if the socket is not ready for it."""
         if self._cursor is None:
+            if self._files:
+                return self._send_file()
             count = self.receive([self._scratch[: self._drain_bytes]])
             self._drain_bytes -= count
             return count > 0
@@ -78,14 +109,34 @@ class SocketTransfer:
         return count
 
     def _send(self, views: list[memoryview]) -> int:
+        flags = socket.MSG_MORE if self._files else 0
         try:
-            count = self._socket.sendmsg(views)
+            count = self._socket.sendmsg(views, (), flags)
         except BlockingIOError:
             return 0
         except OSError as error:
             raise PeerGone(error.strerror or str(error)) from error
         self.moved_bytes += count
         return count
+
+    def _send_file(self) -> bool:
+        descriptor, offset, size_bytes = self._files[0]
+        asked_bytes = min(size_bytes, FILE_BYTES_PER_CALL_MAX)
+        try:
+            count = self._disk.send_file(self._socket.fileno(), descriptor, offset, asked_bytes)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            text = error.strerror or str(error)
+            if isinstance(error, ConnectionError | TimeoutError) or error.errno in _NETWORK_ERRORS:
+                raise PeerGone(text) from error
+            raise FileUnreadable(text) from error
+        if count < size_bytes:
+            self._files[0] = (descriptor, offset + count, size_bytes - count)
+        else:
+            self._files.popleft()
+        self.moved_bytes += count
+        return True
 
     def _begin(self, cursor: IoCursor, *, is_sending: bool) -> None:
         assert not self.is_active

@@ -7,13 +7,15 @@ Decisions only: files are made and removed by whoever carries a `Growth` out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .free_runs import FreeRuns
 from .segment import (
+    ABSENT,
+    HEADERS_OFFSET,
     LOCATION_BITS,
     SLOT_MASK,
-    SLOTS_OFFSET,
     SLOTS_PER_SEGMENT_MAX,
     Segment,
     SegmentShape,
@@ -36,6 +38,10 @@ class SlotRun:
     def first_location(self) -> int:
         return self.segment.shape.first_location + self.first_slot
 
+    @property
+    def locations(self) -> range:
+        return range(self.first_location, self.first_location + self.count)
+
 
 @dataclass(frozen=True, slots=True)
 class Growth:
@@ -43,6 +49,30 @@ class Growth:
 
     shape: SegmentShape
     removed: tuple[Segment, ...]
+
+
+def plan_runs(locations: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Cut locations into runs of neighbours: (row, first location, slots) of each.
+
+    The slots of a run lie next to each other in one file *and* in the order they were asked for;
+    rows without a location (ABSENT) are in none.
+    """
+    count = len(locations)
+    if count and locations[0] != ABSENT:
+        first = locations[0]
+        if count == 1 or locations == list(range(first, first + count)):
+            return [(0, first, count)]
+    runs: list[tuple[int, int, int]] = []
+    begun, expected = 0, ABSENT
+    for row, location in enumerate(locations):
+        if location != expected or location == ABSENT:
+            if expected != ABSENT:
+                runs.append((begun, locations[begun], row - begun))
+            begun = row
+        expected = ABSENT if location == ABSENT else location + 1
+    if expected != ABSENT:
+        runs.append((begun, locations[begun], count - begun))
+    return runs
 
 
 class SlotSpace:
@@ -79,10 +109,14 @@ class SlotSpace:
             if taken is None:
                 break
             start, length = taken
-            segment = self.segments[start >> LOCATION_BITS]
-            runs.append(SlotRun(segment, start & SLOT_MASK, length))
+            runs.append(self.run_at(start, length))
             count -= length
         return runs
+
+    def run_at(self, first_location: int, count: int) -> SlotRun:
+        """Neighbouring slots by where they begin."""
+        segment = self.segments[first_location >> LOCATION_BITS]
+        return SlotRun(segment, first_location & SLOT_MASK, count)
 
     def give(self, segment: Segment, first_slot: int, count: int = 1) -> None:
         """Make slots free again. Their headers must have been cleared."""
@@ -143,7 +177,14 @@ class SlotSpace:
 
 def plan_slot_count(geometry: SlotGeometry, segment_bytes: int, limit_bytes: int) -> int:
     """Slots of a segment of about `segment_bytes`: at least one if that fits `limit_bytes`."""
-    slots = max((segment_bytes - SLOTS_OFFSET) // geometry.slot_bytes, 1)
-    if SLOTS_OFFSET + slots * geometry.slot_bytes > limit_bytes:
-        return 0
-    return min(slots, SLOTS_PER_SEGMENT_MAX)
+    slots = min((segment_bytes - HEADERS_OFFSET) // geometry.slot_bytes, SLOTS_PER_SEGMENT_MAX)
+    while slots > 1 and file_bytes(geometry, slots) > segment_bytes:
+        # Payloads begin on a page of their own: that costs a few of the smallest slots at most.
+        slots -= 1
+    slots = max(slots, 1)
+    return slots if file_bytes(geometry, slots) <= limit_bytes else 0
+
+
+def file_bytes(geometry: SlotGeometry, slot_count: int) -> int:
+    """Length of a segment file with so many slots."""
+    return SegmentShape(number=0, geometry=geometry, slot_count=slot_count).file_bytes

@@ -11,18 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..wire import WriteOutcome
+from ..wire import KEYS_PER_REQUEST_MAX, WriteOutcome
 from .clock import Clock
 from .cooldown import Cooldown, RateLimit
 from .disk import means_full
 from .event_log import short_key
-from .index import ABSENT, SlotIndex
-from .segment import Segment
+from .index import SlotIndex
+from .segment import ABSENT, Segment
+from .slot import HeaderScratch
 from .space import SlotRun, SlotSpace
 from .statistics import TargetStatistics
 from .target_folder import TargetFolder
@@ -86,6 +88,11 @@ class Target:
         self._last_generation = 0
         self._ttl_classes: dict[bytes, int] = {}
 
+    @cached_property
+    def header_scratch(self) -> HeaderScratch:
+        """For the write whose turn it is; made with the first one."""
+        return HeaderScratch(KEYS_PER_REQUEST_MAX)
+
     # Reading --------------------------------------------------------------------------------------
 
     def generation(self, location: int) -> int:
@@ -93,13 +100,17 @@ class Target:
         segment, slot = self.index.resolve(location)
         return int(segment.columns.generation[slot])
 
+    def holds(self, key: bytes, location: int, generation: int) -> bool:
+        """Whether the key still points to that shard, so that its slot was not reused."""
+        return self.index.get(key) == location and self.generation(location) == generation
+
     def drop_damaged(self, key: bytes, location: int, generation: int) -> bool:
         """Take a shard that proved bad out of the index and its slot out of use.
 
         False, and nothing is done, if the key does not point to that shard any more: then the slot
         was reused in the meantime and nothing is damaged.
         """
-        if self.index.get(key) != location or self.generation(location) != generation:
+        if not self.holds(key, location, generation):
             self.statistics.read_races += 1
             return False
         self.unlink([key])
@@ -213,11 +224,12 @@ class Target:
     ) -> None:
         """Note what the slots' headers say (dtype SLOT_HEADER, slot by slot)."""
         columns = segment.columns
-        columns.generation[slots] = headers["generation"]
+        parts = columns.parts
+        parts["status"][slots] = 1
+        for field in ("shard", "payload_bytes", "generation", "payload_xxh3", "block_xxh3"):
+            parts[field][slots] = headers[field]
         columns.created_ns[slots] = headers["created_ns"]
-        columns.block_xxh3[slots] = headers["block_xxh3"]
         columns.block_index[slots] = headers["block_index"]
-        columns.shard[slots] = headers["shard"]
         columns.last_used_s[slots] = headers["created_ns"] // np.uint64(1_000_000_000)
         columns.ttl_class[slots] = ttl_class
 
@@ -242,15 +254,18 @@ class Target:
                 self.used_bytes -= self._slot_bytes(location)
         return locations
 
-    def release_slots(self, cleared: Iterable[int], failed: Iterable[int]) -> None:
+    def release_runs(self, cleared: Iterable[SlotRun], failed: Iterable[SlotRun]) -> None:
         """Make cleared slots free; take those whose header could not be cleared out of use."""
-        for location in cleared:
-            if location not in self.quarantined:
-                segment, slot = self.index.resolve(location)
-                self.space.give(segment, slot)
-        for location in failed:
+        for run in cleared:
+            if self.quarantined.isdisjoint(run.locations):
+                self.space.give(run.segment, run.first_slot, run.count)
+                continue
+            for location in run.locations:
+                if location not in self.quarantined:
+                    self.space.give(*self.index.resolve(location))
+        for run in failed:
             self.statistics.io_errors += 1
-            self.quarantined.add(location)
+            self.quarantined.update(run.locations)
 
     def _slot_bytes(self, location: int) -> int:
         segment, _ = self.index.resolve(location)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,10 @@ import numpy as np
 from ..errors import TargetDamaged, TargetError
 from .clock import Clock
 from .disk import Disk
-from .disk_work import clear_slots, sync_segments
-from .recovery import READERS, scan_segment
+from .disk_work import clear_runs, sync_segments
+from .recovery import scan_segment
 from .segment import Segment, TargetIdentity, find_segment_files, open_segment
+from .space import plan_runs
 from .target import Target, TargetSettings
 from .target_folder import claim_folder
 
@@ -44,7 +44,7 @@ def open_target(
         _load(target, segments, disk)
     except BaseException as error:
         for segment in segments:
-            disk.close(segment.descriptor)
+            segment.close(disk)
         folder.release()
         if isinstance(error, OSError):
             raise TargetError(path, f"cannot be read: {error.strerror or error}") from error
@@ -68,7 +68,7 @@ def close_target(target: Target, disk: Disk) -> None:
     for error in sync_segments(disk, target.take_dirty()):
         log.error("sync failed target=%s: %s", target.name, error)
     for segment in target.space.segments.values():
-        disk.close(segment.descriptor)
+        segment.close(disk)
     target.folder.release()
 
 
@@ -84,7 +84,7 @@ def _open_segments(path: Path, identity: TargetIdentity, disk: Disk) -> list[Seg
             problems.append(f"{file.name} {error}")
     if problems:
         for segment in segments:
-            disk.close(segment.descriptor)
+            segment.close(disk)
         raise TargetDamaged(path, f"{len(problems)} segment(s) do not fit: {'; '.join(problems)}")
     for file in unfinished:
         log.info("unfinished segment removed file=%s", file)
@@ -94,22 +94,22 @@ def _open_segments(path: Path, identity: TargetIdentity, disk: Disk) -> list[Seg
 
 def _load(target: Target, segments: list[Segment], disk: Disk) -> None:
     losers: list[int] = []
-    with ThreadPoolExecutor(READERS, thread_name_prefix="scan") as readers:
-        for segment in segments:
-            losers += _load_segment(target, segment, disk, readers)
+    for segment in segments:
+        losers += _load_segment(target, segment, disk)
     if losers:
         # A crash while a version was replaced. The newer one counts, as it did before.
-        failed = set(clear_slots(disk, [target.index.resolve(location) for location in losers]))
-        target.release_slots([at for at in losers if at not in failed], failed)
+        runs = [target.space.run_at(at, count) for _, at, count in plan_runs(sorted(losers))]
+        failed = clear_runs(disk, runs)
+        target.release_runs([run for run in runs if run not in failed], failed)
         log.info("older versions freed target=%s shards=%d", target.name, len(losers))
 
 
-def _load_segment(target: Target, segment: Segment, disk: Disk, readers: Executor) -> list[int]:
+def _load_segment(target: Target, segment: Segment, disk: Disk) -> list[int]:
     """Enter what a segment holds. Returns the locations of shards that a newer one has replaced."""
     losers: list[int] = []
     is_free = np.ones(segment.shape.slot_count, np.bool_)
     target.space.add(segment, [])
-    for found in scan_segment(disk, segment, readers):
+    for found in scan_segment(disk, segment):
         is_free[found.slots] = False
         losers += target.load(segment, found.slots, found.headers)
         for slot in found.unreadable:

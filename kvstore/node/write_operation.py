@@ -1,7 +1,7 @@
 """WRITE: shards from a peer into slots, in the order that docs/formats/slot.md demands.
 
-The payload arrives where it will be written from: shard after shard at the slots' places in one
-buffer. Headers are put behind them and each run of neighbouring slots is one system call. Only one
+The payload arrives where it will be written from: shard after shard in one buffer, as they will lie
+in the file. Each run of neighbouring slots is one write of payloads and one of headers. Only one
 write of a target is between choosing slots and the index entry at a time; the others receive, or
 wait in line.
 """
@@ -66,7 +66,7 @@ def write(node: Node, target: Target, request: Request) -> Operation:
         yield Send([answer(node, request, body=body, count=len(keys))])
         return
     offer = _Offer(batch, items, keys, SlotGeometry(int(batch["shard_bytes"])))
-    size_bytes = len(keys) * offer.geometry.slot_bytes
+    size_bytes = request.header.payload_bytes
     if not node.pool.fits(size_bytes):
         text = "the request exceeds the node's memory"
         yield from refuse_unread(node, request, wire.Status.BUSY, text)
@@ -117,9 +117,9 @@ def _receive_and_store(
     node: Node, target: Target, request: Request, offer: _Offer, buffer: Buffer
 ) -> Generator[Effect, Any, list[int] | None]:
     """The outcome of each shard, or None if the deadline passed before anything was stored."""
-    payloads = buffer.slots(offer.geometry).payloads[: len(offer.keys)]
-    yield Receive(payloads)
-    checksums = list(map(xxh3_64_intdigest, payloads))
+    payload_bytes, count = offer.geometry.payload_bytes, len(offer.keys)
+    yield Receive([buffer.view[: count * payload_bytes]])
+    checksums = list(map(xxh3_64_intdigest, buffer.pieces(payload_bytes)[:count]))
     if not (yield NeedTurn(target.writing, request.due_s)):
         return None
     try:
@@ -145,13 +145,11 @@ def _store(
         outcomes[row] = target.growth_refusal.current() or WriteOutcome.FULL
     if not slot_count:
         return outcomes
-    headers = _put_headers(target, offer, buffer)
+    headers = _make_headers(target, offer)
     ends = list(accumulate(run.count for run in runs))
     pieces = [rows[end - run.count : end] for run, end in zip(runs, ends, strict=True)]
-    slot_bytes = offer.geometry.slot_bytes
     writes = [
-        SlotWrite(run, _join_rows(buffer, piece, slot_bytes))
-        for run, piece in zip(runs, pieces, strict=True)
+        _plan_write(run, piece, headers, buffer) for run, piece in zip(runs, pieces, strict=True)
     ]
     errors = yield from _write(node, target, writes)
     unused: list[int] = []
@@ -198,7 +196,7 @@ def _write(
         errors = yield Work(partial(write_runs, node.disk, writes, is_synced=True))
         return errors
     call = partial(write_runs, node.disk, writes, is_synced=False)
-    size_bytes = sum(len(view) for write in writes for view in write.views)
+    size_bytes = sum(len(view) for write in writes for view in write.payloads)
     if size_bytes > WRITE_AT_ONCE_BYTES_MAX or target.slow_writes.current():
         errors = yield Work(call)
         return errors
@@ -233,37 +231,43 @@ def _take_slots(
     return runs
 
 
-def _put_headers(target: Target, offer: _Offer, buffer: Buffer) -> NDArray[Any]:
-    """Put a header behind each payload in the buffer, also where it will not be written.
+def _make_headers(target: Target, offer: _Offer) -> NDArray[Any]:
+    """The headers of all shards (dtype SLOT_HEADER), also of those that will not be written.
 
-    Returns the headers (dtype SLOT_HEADER), shard by shard.
+    They lie in the target's scratch, so they are good for as long as the turn is held.
     """
-    geometry, count = offer.geometry, len(offer.keys)
-    views = buffer.slots(geometry)
-    headers = views.headers[:count]
-    headers[...] = np.zeros((), SLOT_HEADER)
-    for field in _BATCH_FIELDS:
-        headers[field] = offer.batch[field]
+    count, scratch = len(offer.keys), target.header_scratch
+    headers = scratch.headers[:count]
+    headers[...] = _pack_first_header(target, offer)
     for field in _ITEM_FIELDS:
         headers[field] = offer.items[field]
-    headers["payload_bytes"] = geometry.payload_bytes
     headers["generation"] = target.next_generations(count)
-    headers["created_ns"] = target.clock.unix_ns()
-    seal_headers(headers, views.checked[:count])
-    if geometry.header_offset > geometry.payload_bytes:
-        slots = np.frombuffer(buffer.view[: count * geometry.slot_bytes], np.uint8)
-        pads = slots.reshape(count, -1)[:, geometry.payload_bytes : geometry.header_offset]
-        pads[:] = 0
+    seal_headers(headers, scratch.checked[:count])
     return headers
 
 
-def _join_rows(buffer: Buffer, rows: Sequence[int], slot_bytes: int) -> list[memoryview]:
-    """The slots of `rows`, which ascend, in the buffer; neighbours joined."""
+def _pack_first_header(target: Target, offer: _Offer) -> NDArray[Any]:
+    """A header with what all shards of the request share."""
+    header = np.zeros(1, SLOT_HEADER)
+    for field in _BATCH_FIELDS:
+        header[field] = offer.batch[field]
+    header["payload_bytes"] = offer.geometry.payload_bytes
+    header["created_ns"] = target.clock.unix_ns()
+    return header
+
+
+def _plan_write(
+    run: SlotRun, rows: Sequence[int], headers: NDArray[Any], buffer: Buffer
+) -> SlotWrite:
+    """Write the shards of `rows`, which ascend, to `run`; neighbours in the buffer are joined."""
+    size_bytes = run.segment.payload_bytes
     cuts = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
-    return [
-        buffer.view[rows[first] * slot_bytes : (rows[end - 1] + 1) * slot_bytes]
+    payloads = [
+        buffer.view[rows[first] * size_bytes : (rows[end - 1] + 1) * size_bytes]
         for first, end in pairwise([0, *cuts, len(rows)])
     ]
+    chosen = headers[rows] if cuts else headers[rows[0] : rows[-1] + 1]
+    return SlotWrite(run, payloads, chosen.view(np.uint8).data)
 
 
 def _count(target: Target, outcomes: Sequence[int]) -> None:

@@ -15,7 +15,16 @@ from kvstore import wire
 from kvstore.node.answers import Request
 from kvstore.node.buffers import BufferPool
 from kvstore.node.disk import Disk, OsDisk
-from kvstore.node.effects import Drain, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
+from kvstore.node.effects import (
+    Drain,
+    NeedBuffer,
+    NeedTurn,
+    Operation,
+    Receive,
+    Send,
+    SendFile,
+    Work,
+)
 from kvstore.node.node import Node, SyncPolicy
 from kvstore.node.operations import Session, begin_operation
 from kvstore.node.segment import TargetIdentity
@@ -76,7 +85,10 @@ def open_test_target(
 
 @dataclass
 class DrivenNode:
-    """One target and what a peer can ask of it. `on_work` is called before each piece of Work."""
+    """One target and what a peer can ask of it.
+
+    `on_work` is called before each piece of Work, `on_send` before bytes of a file are sent.
+    """
 
     folder: Path
     clock: SetClock = field(default_factory=SetClock)
@@ -87,6 +99,7 @@ class DrivenNode:
     sync: SyncPolicy = SyncPolicy.NEVER
     memory_bytes: int = 16 << 20
     on_work: Callable[[], None] = lambda: None
+    on_send: Callable[[], None] = lambda: None
     node: Node = field(init=False)
     target: Target = field(init=False)
 
@@ -122,7 +135,7 @@ class DrivenNode:
     def crash(self) -> None:
         """End as kill -9 ends a process: descriptors are closed, nothing is synced or finished."""
         for segment in self.target.space.segments.values():
-            OsDisk().close(segment.descriptor)
+            segment.close(OsDisk())
         self.target.folder.release()
 
     # Driving --------------------------------------------------------------------------------------
@@ -157,6 +170,9 @@ class DrivenNode:
             answer = None
             if isinstance(effect, Send):
                 parser.add(effect.views)
+            elif isinstance(effect, SendFile):
+                self.on_send()
+                parser.add([effect.head, *map(self._read_piece, effect.pieces)])
             elif isinstance(effect, Receive):
                 for view in effect.views:
                     view[:], left = left[: len(view)], left[len(view) :]
@@ -168,6 +184,12 @@ class DrivenNode:
                 answer = effect.turn.try_take()
             else:
                 answer = self._work(effect)
+
+    def _read_piece(self, piece: tuple[int, int, int]) -> memoryview:
+        descriptor, offset, size_bytes = piece
+        view = memoryview(bytearray(size_bytes))
+        self.disk.read(descriptor, view, offset)
+        return view
 
     def _work(self, effect: Work) -> object:
         self.on_work()

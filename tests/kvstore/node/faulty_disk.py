@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.node.disk import OsDisk
+from kvstore.node.page_probe import PageProbe
 
 
 class Killed(Exception):
@@ -29,10 +30,12 @@ class FaultyDisk(OsDisk):
     """Operation (allocate, write, sync, rename) -> errno it fails with."""
     unreadable: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of bytes, in any file, that give EIO."""
-    is_cached: bool = True
+    has_cache: bool = True
     """False: nothing is ever in the page cache."""
     has_probe: bool = True
-    """False: the file system cannot say what is in the page cache."""
+    """False: the system cannot say what is in the page cache."""
+    has_send_file: bool = True
+    """False: the file system does not let the kernel send from its files."""
     gate: threading.Event | None = None
     """Reads that go to the device, and syncs, wait for this."""
     write_left: int | None = None
@@ -81,12 +84,20 @@ class FaultyDisk(OsDisk):
                 raise OSError(errno.EIO, "unreadable")
         super().read(descriptor, into, offset)
 
-    def read_cached(self, descriptor: int, into: memoryview, offset: int) -> int | None:
-        if not self.has_probe:
-            return None
-        if not self.is_cached:
-            return 0
+    def can_send(self, descriptor: int) -> bool:
+        return self.has_send_file and super().can_send(descriptor)
+
+    def send_file(self, peer: int, descriptor: int, offset: int, size_bytes: int) -> int:
+        self._check("send_file")
         for start, end in self.unreadable:
-            if start < offset + len(into) and offset < end:
+            if start <= offset < end:
                 raise OSError(errno.EIO, "unreadable")
-        return super().read_cached(descriptor, into, offset)
+            if offset < start < offset + size_bytes:
+                size_bytes = start - offset
+        return super().send_file(peer, descriptor, offset, size_bytes)
+
+    def probe_pages(self, descriptor: int) -> PageProbe | None:
+        return super().probe_pages(descriptor) if self.has_probe else None
+
+    def is_cached(self, probe: PageProbe, offset: int, size_bytes: int) -> bool:
+        return self.has_cache and super().is_cached(probe, offset, size_bytes)

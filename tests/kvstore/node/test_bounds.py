@@ -29,7 +29,7 @@ SHARD_BYTES = 11392
 def test_request_is_refused_when_its_deadline_has_passed(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     with served_node(tmp_path, disk=disk) as served, served.client() as client:
         shards = make_shards(rng, 1, SHARD_BYTES)
         client.write(shards)
@@ -53,7 +53,7 @@ def test_request_is_refused_when_its_deadline_has_passed(
 
 
 def test_requests_that_lie_in_one_receive_expire_together(tmp_path: Path) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     shard = Shard(b"k" * 32, b"x" * SHARD_BYTES)
     with served_node(tmp_path, disk=disk) as served, served.client() as client:
         client.write([shard])
@@ -69,7 +69,7 @@ def test_requests_that_lie_in_one_receive_expire_together(tmp_path: Path) -> Non
 
 
 def test_read_is_cut_short_when_its_deadline_passes(tmp_path: Path, rng: random.Random) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     shard_bytes = 600 << 10
     with served_node(tmp_path, disk=disk) as served, served.client() as client:
         shards = make_shards(rng, 3, shard_bytes)
@@ -87,7 +87,7 @@ def test_read_is_cut_short_when_its_deadline_passes(tmp_path: Path, rng: random.
 
 
 def test_request_waits_for_memory_until_its_deadline(tmp_path: Path, rng: random.Random) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     with served_node(tmp_path, disk=disk, memory_bytes=1 << 20) as served:
         holder, other = served.client(), served.client()
         with holder, other:

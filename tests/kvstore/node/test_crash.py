@@ -153,7 +153,7 @@ def test_start_looks_only_at_slots_that_were_ever_written(
     driven.write(shards)
     driven.close()
     disk.calls.clear()
-    disk.is_cached = False
+    disk.has_cache = False
     driven.open()
     assert len(driven.target.index) == 100
     # One header a slot, and a few for the page behind the last one; the segment has 2,880 slots.

@@ -375,7 +375,7 @@ def test_reports_are_limited_in_number_and_rate(driven: DrivenNode, rng: random.
 def test_read_takes_a_shard_that_was_replaced_meanwhile_for_a_miss(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(is_cached=False))
+    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(has_cache=False))
     shards = make_shards(rng, 3, SHARD_BYTES)
     driven.write(shards)
     location = driven.target.index.get(shards[1].key)
@@ -400,7 +400,7 @@ def test_read_takes_a_shard_that_was_replaced_meanwhile_for_a_miss(
 def test_read_sends_the_rest_from_a_thread_when_it_is_not_in_memory(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(is_cached=False))
+    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(has_cache=False))
     shards = make_shards(rng, 10, SHARD_BYTES)
     driven.write(shards)
     works: list[int] = []
@@ -426,7 +426,7 @@ def test_read_works_when_the_file_system_cannot_say_what_is_in_memory(
 def test_read_takes_a_shard_that_was_written_anew_meanwhile_for_a_miss(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(is_cached=False))
+    driven = DrivenNode(tmp_path / "t", disk=FaultyDisk(has_cache=False))
     (shard,) = make_shards(rng, 1, SHARD_BYTES)
     driven.write([shard])
     location = driven.target.index.get(shard.key)

@@ -70,7 +70,7 @@ def test_request_is_understood_however_it_is_cut(tmp_path: Path, rng: random.Ran
 
 
 def test_other_peers_are_served_while_the_disk_is_slow(tmp_path: Path, rng: random.Random) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     with served_node(tmp_path, disk=disk) as served:
         slow, other = served.client(), served.client()
         with slow, other:
@@ -89,7 +89,7 @@ def test_other_peers_are_served_while_the_disk_is_slow(tmp_path: Path, rng: rand
 def test_node_is_unharmed_when_a_peer_leaves_during_its_read(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     with served_node(tmp_path, disk=disk) as served:
         with served.client() as client:
             shards = make_shards(rng, 10, SHARD_BYTES)

@@ -5,9 +5,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.node.segment import SLOTS_OFFSET, ReadWay, Segment, SegmentShape
+from kvstore.node.segment import SLOTS_PER_SEGMENT_MAX, ReadWay, Segment, SegmentShape
 from kvstore.node.slot import SlotGeometry
-from kvstore.node.space import Growth, SlotSpace, plan_slot_count
+from kvstore.node.space import Growth, SlotSpace, file_bytes, plan_slot_count
 
 SMALL, LARGE = SlotGeometry(768), SlotGeometry(7936)
 MIB = 1 << 20
@@ -134,9 +134,10 @@ def test_planned_segment_fits_its_limit_and_has_a_slot_if_one_fits(
 ) -> None:
     geometry = SlotGeometry(payload_bytes)
     slots = plan_slot_count(geometry, segment_bytes, limit_bytes)
-    file_bytes = SLOTS_OFFSET + slots * geometry.slot_bytes
     if slots:
-        assert file_bytes <= limit_bytes
-        assert slots == 1 or file_bytes <= segment_bytes
+        assert file_bytes(geometry, slots) <= limit_bytes
+        assert slots == 1 or file_bytes(geometry, slots) <= segment_bytes
+        is_longest = slots == SLOTS_PER_SEGMENT_MAX
+        assert is_longest or file_bytes(geometry, slots + 1) > min(segment_bytes, limit_bytes)
     elif segment_bytes <= limit_bytes:
-        assert SLOTS_OFFSET + geometry.slot_bytes > limit_bytes
+        assert file_bytes(geometry, 1) > limit_bytes

@@ -48,7 +48,7 @@ def test_written_segments_are_synced_once_a_while_when_the_policy_says_interval(
 def test_answers_under_way_are_finished_when_the_node_stops(
     tmp_path: Path, rng: random.Random
 ) -> None:
-    disk = FaultyDisk(is_cached=False)
+    disk = FaultyDisk(has_cache=False)
     with served_node(tmp_path, disk=disk) as served:
         client, idle = served.client(), served.client()
         with client, idle:
