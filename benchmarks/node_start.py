@@ -47,18 +47,16 @@ def open_it(folder: Path, capacity_bytes: int) -> Target:
     )
 
 
-def sealed_slots(geometry: SlotGeometry, count: int, rng: random.Random) -> Iterator[bytearray]:
-    """Runs of whole slots, `count` slots in all, with random keys."""
-    payload = rng.randbytes(geometry.header_offset)
+def sealed_headers(geometry: SlotGeometry, count: int, rng: random.Random) -> Iterator[bytearray]:
+    """Runs of whole headers, `count` in all, with random keys."""
     for first in range(1, count + 1, BATCH):
         slots = min(BATCH, count + 1 - first)
-        data = bytearray((payload + bytes(HEADER_BYTES)) * slots)
-        behind, stride = geometry.header_offset, geometry.slot_bytes
-        headers = np.ndarray((slots,), SLOT_HEADER, data, behind, (stride,))
+        data = bytearray(HEADER_BYTES * slots)
+        headers = np.frombuffer(data, SLOT_HEADER)
         headers["key"] = np.frombuffer(rng.randbytes(32 * slots), "V32")
         headers["generation"] = np.arange(first, first + slots)
         headers["payload_bytes"] = geometry.payload_bytes
-        starts = range(behind, len(data), stride)
+        starts = range(0, len(data), HEADER_BYTES)
         seal_headers(headers, [memoryview(data)[at : at + CHECKED_BYTES] for at in starts])
         yield data
 
@@ -66,15 +64,18 @@ def sealed_slots(geometry: SlotGeometry, count: int, rng: random.Random) -> Iter
 def fill(target: Target, geometry: SlotGeometry, count: int, rng: random.Random) -> None:
     """Write `count` shards straight into new segments."""
     disk, left = OsDisk(), count
+    payloads = memoryview(rng.randbytes(geometry.payload_bytes * BATCH))
     while left:
         growth = target.space.plan_growth(geometry)
         assert growth is not None
         segment = create_segment(disk, target.folder.path, IDENTITY, growth.shape)
         slots = min(left, growth.shape.slot_count)
         at = 0
-        for data in sealed_slots(geometry, slots, rng):
-            segment.write_slots(disk, at, [memoryview(data)])
-            at += len(data) // geometry.slot_bytes
+        for data in sealed_headers(geometry, slots, rng):
+            run = len(data) // HEADER_BYTES
+            shards = payloads[: run * geometry.payload_bytes]
+            segment.write_slots(disk, at, [shards], memoryview(data))
+            at += run
         disk.sync(segment.descriptor)
         # Nothing is free in it, as far as this process is concerned.
         target.space.add(segment, [])

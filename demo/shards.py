@@ -12,9 +12,9 @@ from pathlib import Path
 
 SEGMENT_HEADER = struct.Struct("<8sIIIII")
 SEGMENT_MAGIC = b"CACHSEGM"
-SLOTS_OFFSET = 4096
+HEADERS_OFFSET = 4096
+PAYLOAD_ALIGN = 4096
 
-SLOT_HEADER_BYTES = 256
 SLOT_HEADER = struct.Struct("<8sHBBB3x32s")
 SLOT_MAGIC = b"CACHSLOT"
 
@@ -45,14 +45,16 @@ def find_shards(target_folder: Path, keys: Collection[bytes]) -> list[StoredShar
 def _read_segment(path: Path) -> Iterator[StoredShard]:
     with path.open("rb") as file:
         fields = SEGMENT_HEADER.unpack(file.read(SEGMENT_HEADER.size))
-        magic, _, _, payload_bytes, slot_bytes, slot_count = fields
+        magic, _, _, payload_bytes, header_bytes, slot_count = fields
         assert magic == SEGMENT_MAGIC, f"{path} is no segment: {magic!r}"
+        headers_end = HEADERS_OFFSET + slot_count * header_bytes
+        payload_offset = -(-headers_end // PAYLOAD_ALIGN) * PAYLOAD_ALIGN
         for slot in range(slot_count):
-            offset = SLOTS_OFFSET + slot * slot_bytes
-            file.seek(offset + slot_bytes - SLOT_HEADER_BYTES)
+            file.seek(HEADERS_OFFSET + slot * header_bytes)
             head = SLOT_HEADER.unpack(file.read(SLOT_HEADER.size))
             slot_magic, _, _, _, index, key = head
             if slot_magic == SLOT_MAGIC:
+                offset = payload_offset + slot * payload_bytes
                 yield StoredShard(
                     path=path, offset=offset, payload_bytes=payload_bytes, key=key, index=index
                 )

@@ -88,9 +88,7 @@ def write_runs(disk: Disk, writes: Sequence[SlotWrite], *, is_synced: bool) -> l
     results: list[OSError | None] = []
     for write in writes:
         try:
-            write.run.segment.write_slots(
-                disk, write.run.first_slot, write.payloads, write.headers
-            )
+            write.run.segment.write_slots(disk, write.run.first_slot, write.payloads, write.headers)
             results.append(None)
         except OSError as error:
             results.append(error)

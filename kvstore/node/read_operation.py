@@ -193,9 +193,7 @@ def _get_buffer(job: _Read, shards_left: int) -> Generator[Effect, Any, Buffer |
     return buffer
 
 
-def _send_through_buffer(
-    job: _Read, span: _Span, buffer: Buffer
-) -> Generator[Effect, Any, bool]:
+def _send_through_buffer(job: _Read, span: _Span, buffer: Buffer) -> Generator[Effect, Any, bool]:
     """Have a thread read a span, and send it; False after a refusal was sent instead."""
     generations = [
         generation
@@ -217,9 +215,7 @@ def _send_through_buffer(
     return True
 
 
-def _read_span(
-    job: _Read, span: _Span, buffer: Buffer
-) -> Generator[Effect, Any, set[int]]:
+def _read_span(job: _Read, span: _Span, buffer: Buffer) -> Generator[Effect, Any, set[int]]:
     """Fill the buffer with the shards of a span; the locations of those that cannot be read."""
     reads = []
     at = 0

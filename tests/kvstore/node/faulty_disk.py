@@ -36,6 +36,8 @@ class FaultyDisk(OsDisk):
     """False: the system cannot say what is in the page cache."""
     has_send_file: bool = True
     """False: the file system does not let the kernel send from its files."""
+    is_memory: bool = False
+    """True: the file system has no device behind it."""
     gate: threading.Event | None = None
     """Reads that go to the device, and syncs, wait for this."""
     write_left: int | None = None
@@ -95,6 +97,9 @@ class FaultyDisk(OsDisk):
             if offset < start < offset + size_bytes:
                 size_bytes = start - offset
         return super().send_file(peer, descriptor, offset, size_bytes)
+
+    def is_in_memory(self, descriptor: int) -> bool:
+        return self.is_memory
 
     def probe_pages(self, descriptor: int) -> PageProbe | None:
         return super().probe_pages(descriptor) if self.has_probe else None

@@ -14,7 +14,7 @@ from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import Shard, keys_of, make_shards
 
 SHARD_BYTES = 500
-SLOT_BYTES = 512 + 256
+SLOT_BYTES = 500 + 256
 
 
 @pytest.fixture
@@ -160,6 +160,8 @@ def test_one_unreadable_sector_costs_one_shard(
     driven.write(shards)
     segment, slot = driven.target.index.resolve(driven.target.index.get(shards[5].key))
     disk.unreadable = [(segment.offset(slot) + 10, segment.offset(slot) + 20)]
+    # A sector that the device could not deliver is not in memory either.
+    disk.has_cache = False
     assert readable(driven, shards) == [True] * 5 + [False] + [True] * 2
     assert driven.match([shards[5].key]) == [False]
     assert driven.target.statistics.io_errors == 1
@@ -172,6 +174,7 @@ def test_read_says_disk_error_when_nothing_can_be_read(
     shards = make_shards(rng, 3, SHARD_BYTES)
     driven.write(shards)
     disk.unreadable = [(0, 1 << 30)]
+    disk.has_cache = False
     assert driven.ask_read(keys_of(shards), SHARD_BYTES).status is Status.DISK_ERROR
     # A device that comes back has lost nothing.
     disk.unreadable = []
@@ -186,7 +189,7 @@ def test_start_goes_on_when_a_header_cannot_be_read(
     location = driven.target.index.get(shards[5].key)
     segment, slot = driven.target.index.resolve(location)
     driven.close()
-    header_at = segment.offset(slot) + 512
+    header_at = segment.header_offset(slot)
     disk.unreadable = [(header_at, header_at + 1)]
     driven.open()
     assert driven.match(keys_of(shards)) == [True] * 5 + [False] + [True] * 2

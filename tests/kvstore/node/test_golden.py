@@ -39,7 +39,7 @@ def test_segment_header_lies_as_its_page_says() -> None:
     data = read_golden("segment_header")
     assert len(data) == 88
     assert data[:8] == b"CACHSEGM"
-    assert struct.unpack_from("<IIIIII", data, 8) == (1, 3, 11392, 11648, 23045, 0)
+    assert struct.unpack_from("<IIIIII", data, 8) == (1, 3, 11392, 256, 23045, 0)
     assert data[32:48] == CLUSTER
     assert data[48:80] == b"n01-d1" + bytes(26)
     assert struct.unpack_from("<Q", data, 80) == (xxh3_64_intdigest(data[:80]),)

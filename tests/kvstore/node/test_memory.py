@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from kvstore.node.buffers import Buffer, BufferPool, round_size
 from kvstore.node.io_cursor import VIEWS_PER_CALL_MAX, IoCursor
-from kvstore.node.slot import SlotGeometry
 from kvstore.node.waiting import Turn, Waiter
 
 MIB = 1 << 20
@@ -85,20 +84,17 @@ def test_pool_says_what_could_never_fit() -> None:
 
 
 @pytest.mark.parametrize("payload_bytes", [1, 64, 100, 11392])
-def test_buffer_is_cut_into_slots(payload_bytes: int) -> None:
-    pool, geometry = BufferPool(MIB), SlotGeometry(payload_bytes)
-    buffer = pool.try_acquire(10 * geometry.slot_bytes)
+def test_buffer_is_cut_into_pieces(payload_bytes: int) -> None:
+    buffer = BufferPool(MIB).try_acquire(10 * payload_bytes)
     assert buffer is not None
-    views = buffer.slots(geometry)
-    assert len(views.payloads) == len(views.checked) == len(views.headers) >= 10
     buffer.view[:] = bytes(len(buffer.view))
-    views.payloads[3][:] = b"p" * payload_bytes
-    views.headers["version"][3] = 0x7777
-    start = 3 * geometry.slot_bytes
-    assert bytes(buffer.view[start : start + payload_bytes]) == b"p" * payload_bytes
-    assert bytes(views.checked[3][8:10]) == b"\x77\x77"
-    assert len(views.checked[3]) == 248
-    assert buffer.slots(geometry) is views
+    for size_bytes in (payload_bytes, 2 * payload_bytes, payload_bytes):
+        pieces = buffer.pieces(size_bytes)
+        assert 5 <= len(pieces) <= 1024
+        assert {len(piece) for piece in pieces} == {size_bytes}
+        assert buffer.pieces(size_bytes) is pieces
+        pieces[3][:] = b"p" * size_bytes
+        assert bytes(buffer.view[3 * size_bytes : 4 * size_bytes]) == b"p" * size_bytes
 
 
 def test_turn_goes_to_the_next_in_line() -> None:

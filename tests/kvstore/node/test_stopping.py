@@ -103,7 +103,7 @@ def test_write_that_a_thread_has_begun_is_finished_when_time_to_stop_is_up(
             disk.gate.set()
             wait_until(lambda: served.node.connections == 0)
         assert target.index.resolve(target.index.get(old.key)) != (segment, slot)
-        header_at = segment.offset(slot) + segment.shape.geometry.header_offset
+        header_at = segment.header_offset(slot)
         assert segment.path.read_bytes()[header_at : header_at + 256] == bytes(256)
 
 
