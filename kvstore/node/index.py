@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,11 @@ class SlotIndex:
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """The location of each key, ABSENT where there is none."""
-        get = self._locations.get
-        return [get(key, ABSENT) for key in keys]
+        return list(map(self._locations.get, keys, repeat(ABSENT)))
+
+    def has_none(self, keys: Sequence[bytes]) -> bool:
+        """Whether none of the keys is here."""
+        return self._locations.keys().isdisjoint(keys)
 
     def contains_each(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
         """Whether each key is here; shape (len(keys),)."""
@@ -38,9 +42,11 @@ class SlotIndex:
 
     def put(self, keys: Sequence[bytes], segment: Segment, first_slot: int) -> list[int]:
         """Point `keys` to neighbouring slots. Returns the locations that some pointed to before."""
-        before = [location for location in self.find(keys) if location != ABSENT]
-        for location in before:
-            self._forget_slot(location)
+        before: list[int] = []
+        if not self.has_none(keys):
+            before = [location for location in self.find(keys) if location != ABSENT]
+            for location in before:
+                self._forget_slot(location)
         slots = slice(first_slot, first_slot + len(keys))
         assert segment.columns.keys[slots].count(None) == len(keys)
         segment.columns.keys[slots] = keys

@@ -65,15 +65,24 @@ class SlotGeometry:
 class HeaderScratch:
     """Memory for the headers of one write at a time.
 
-    `headers` has dtype SLOT_HEADER and shape (count,); `checked[i]` is the memory of the bytes that
-    header i's checksum covers. Kept, because cutting it anew takes longer than all checksums.
+    Kept, because cutting it anew takes longer than all checksums.
     """
 
     def __init__(self, count: int) -> None:
-        data = bytearray(count * HEADER_BYTES)
-        view = memoryview(data)
-        self.headers: NDArray[Any] = np.frombuffer(data, SLOT_HEADER)
-        self.checked = [view[at : at + CHECKED_BYTES] for at in range(0, len(data), HEADER_BYTES)]
+        self.view = memoryview(bytearray(count * HEADER_BYTES))
+        self._headers: NDArray[Any] = np.frombuffer(self.view, SLOT_HEADER)
+        starts = range(0, len(self.view), HEADER_BYTES)
+        self._checked = [self.view[at : at + CHECKED_BYTES] for at in starts]
+
+    def repeat(self, header: NDArray[Any], count: int) -> NDArray[Any]:
+        """`count` headers that are equal to the one given; dtype SLOT_HEADER, shape (count,)."""
+        # As bytes: numpy would copy records field by field.
+        self.view[: count * HEADER_BYTES] = header.tobytes() * count
+        return self._headers[:count]
+
+    def seal(self, count: int) -> None:
+        """`seal_headers` for the first `count`."""
+        seal_headers(self._headers[:count], self._checked[:count])
 
 
 def seal_headers(headers: NDArray[Any], checked: Sequence[memoryview]) -> None:

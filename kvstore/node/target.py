@@ -149,10 +149,9 @@ class Target:
         """What is to become of each offered shard: a WriteOutcome, STORED for one to be written."""
         now_ns = self.clock.unix_ns()
         outcomes: list[int] = [WriteOutcome.STORED] * len(keys)
-        locations = self.index.find(keys)
-        if locations.count(ABSENT) == len(keys):
+        if self.index.has_none(keys):
             return outcomes
-        for row, location in enumerate(locations):
+        for row, location in enumerate(self.index.find(keys)):
             if location != ABSENT:
                 offered = ShardVersion(block_xxh3[row], shard)
                 outcomes[row] = self._judge_one(location, offered, now_ns)

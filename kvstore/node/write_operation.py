@@ -26,7 +26,7 @@ from .disk_work import SlotWrite, apply_growth, write_runs
 from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
 from .freeing import free_slots
 from .node import Node, SyncPolicy
-from .slot import SLOT_HEADER, SlotGeometry, seal_headers
+from .slot import SLOT_HEADER, SlotGeometry
 from .space import SlotRun
 from .target import Target
 
@@ -35,6 +35,7 @@ WRITE_AT_ONCE_BYTES_MAX = 2 << 20
 """More than that is written by a thread in any case."""
 SLOW_WRITE_S = 0.01
 """A write that took longer had to wait for the device."""
+_STORED = int(WriteOutcome.STORED)
 _BATCH_FIELDS = ("namespace_id", "layout", "ttl_class", "k", "m", "shard", "block_bytes")
 _ITEM_FIELDS = ("key", "block_index", "payload_xxh3", "block_xxh3")
 
@@ -136,7 +137,7 @@ def _store(
 ) -> Generator[Effect, Any, list[int]]:
     """Write the shards that are intact and wanted. Runs while the target's turn is held."""
     outcomes = _judge(target, offer, checksums)
-    rows = [row for row, outcome in enumerate(outcomes) if outcome == WriteOutcome.STORED]
+    rows = [row for row, outcome in enumerate(outcomes) if outcome == _STORED]
     if not rows:
         return outcomes
     runs = yield from _take_slots(node, target, offer.geometry, len(rows))
@@ -148,17 +149,19 @@ def _store(
     headers = _make_headers(target, offer)
     ends = list(accumulate(run.count for run in runs))
     pieces = [rows[end - run.count : end] for run, end in zip(runs, ends, strict=True)]
+    chosen = [headers[_as_slice(piece)] for piece in pieces]
     writes = [
-        _plan_write(run, piece, headers, buffer) for run, piece in zip(runs, pieces, strict=True)
+        SlotWrite(run, _join_payloads(run, piece, buffer), some.view(np.uint8).data)
+        for run, piece, some in zip(runs, pieces, chosen, strict=True)
     ]
     errors = yield from _write(node, target, writes)
     unused: list[int] = []
-    for run, piece, error in zip(runs, pieces, errors, strict=True):
+    for run, piece, some, error in zip(runs, pieces, chosen, errors, strict=True):
         # With BATCH the file was synced as a whole.
         run.segment.is_dirty |= node.sync is not SyncPolicy.BATCH
         if error is None:
             keys = [offer.keys[row] for row in piece]
-            replaced = target.commit(run, headers[piece], keys)
+            replaced = target.commit(run, some, keys)
             target.statistics.shards_replaced += len(replaced)
             unused += replaced
         else:
@@ -237,12 +240,11 @@ def _make_headers(target: Target, offer: _Offer) -> NDArray[Any]:
     They lie in the target's scratch, so they are good for as long as the turn is held.
     """
     count, scratch = len(offer.keys), target.header_scratch
-    headers = scratch.headers[:count]
-    headers[...] = _pack_first_header(target, offer)
+    headers = scratch.repeat(_pack_first_header(target, offer), count)
     for field in _ITEM_FIELDS:
         headers[field] = offer.items[field]
     headers["generation"] = target.next_generations(count)
-    seal_headers(headers, scratch.checked[:count])
+    scratch.seal(count)
     return headers
 
 
@@ -256,18 +258,22 @@ def _pack_first_header(target: Target, offer: _Offer) -> NDArray[Any]:
     return header
 
 
-def _plan_write(
-    run: SlotRun, rows: Sequence[int], headers: NDArray[Any], buffer: Buffer
-) -> SlotWrite:
-    """Write the shards of `rows`, which ascend, to `run`; neighbours in the buffer are joined."""
+def _as_slice(rows: list[int]) -> slice | list[int]:
+    """An index for `rows`, which ascend: a slice if it can be, because numpy copies the others."""
+    is_one_piece = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(rows[0], rows[-1] + 1) if is_one_piece else rows
+
+
+def _join_payloads(run: SlotRun, rows: Sequence[int], buffer: Buffer) -> list[memoryview]:
+    """The payloads of `rows`, which ascend, in the buffer; neighbours joined."""
     size_bytes = run.segment.payload_bytes
-    cuts = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
-    payloads = [
+    cuts: list[int] = []
+    if rows[-1] - rows[0] + 1 > len(rows):
+        cuts = [i for i in range(1, len(rows)) if rows[i] != rows[i - 1] + 1]
+    return [
         buffer.view[rows[first] * size_bytes : (rows[end - 1] + 1) * size_bytes]
         for first, end in pairwise([0, *cuts, len(rows)])
     ]
-    chosen = headers[rows] if cuts else headers[rows[0] : rows[-1] + 1]
-    return SlotWrite(run, payloads, chosen.view(np.uint8).data)
 
 
 def _count(target: Target, outcomes: Sequence[int]) -> None:
