@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,12 @@ log = logging.getLogger(__name__)
 
 BATCH_SLOTS = 4096
 READERS = 32
-"""Reads on their way at once. A device serves many single pages together far faster than one by one,
-and reading headers only faster than reading everything: docs/decisions/0005."""
+"""Reads on their way at once. A device serves many single pages together far faster than one by
+one, and headers alone faster than everything: docs/decisions/0005."""
+
+
+_HeaderPlace: TypeAlias = tuple[int, int, memoryview]
+"""A slot, the offset of its header in the file, and where the header goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,14 @@ def _scan_batch(disk: Disk, segment: Segment, slots: range, readers: Executor) -
     raw = bytearray(len(slots) * HEADER_BYTES)
     view = memoryview(raw)
     places = [view[at : at + HEADER_BYTES] for at in range(0, len(raw), HEADER_BYTES)]
-    left = list(zip(slots, places, strict=True))
+    geometry = segment.shape.geometry
+    first_offset = segment.offset(slots.start) + geometry.header_offset
+    offsets = range(
+        first_offset, first_offset + len(slots) * geometry.slot_bytes, geometry.slot_bytes
+    )
+    left = list(zip(slots, offsets, places, strict=True))
     if segment.read_way is ReadWay.PROBE:
-        left = [(slot, into) for slot, into in left if not _probe(disk, segment, slot, into)]
+        left = [header for header in left if not _probe(disk, segment, header)]
     if segment.read_way is ReadWay.DIRECT:
         unreadable = _read_headers(disk, segment, left)
     else:
@@ -86,28 +95,24 @@ def _scan_batch(disk: Disk, segment: Segment, slots: range, readers: Executor) -
         found = readers.map(partial(_read_headers, disk, segment), shares)
         unreadable = [slot for share in found for slot in share]
     headers = np.frombuffer(raw, SLOT_HEADER)
-    payload_bytes = segment.shape.geometry.payload_bytes
-    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == payload_bytes)
+    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == geometry.payload_bytes)
     whole = np.flatnonzero(is_whole)
     return FoundSlots(whole + slots.start, headers[whole], tuple(unreadable))
 
 
-def _probe(disk: Disk, segment: Segment, slot: int, into: memoryview) -> bool:
+def _probe(disk: Disk, segment: Segment, header: _HeaderPlace) -> bool:
     """Copy a header if it is in memory; whether it is."""
-    offset = segment.offset(slot) + segment.shape.geometry.header_offset
+    _, offset, into = header
     try:
         return disk.read_cached(segment.descriptor, into, offset) == HEADER_BYTES
     except OSError:
         return False  # the thread that reads it meets the same error, and says what it is
 
 
-def _read_headers(
-    disk: Disk, segment: Segment, slots: Iterable[tuple[int, memoryview]]
-) -> list[int]:
-    """Read the headers of slots, each into its place; returns those that could not be read."""
+def _read_headers(disk: Disk, segment: Segment, headers: Iterable[_HeaderPlace]) -> list[int]:
+    """Read headers, each into its place; returns the slots of those that could not be read."""
     unreadable = []
-    for slot, into in slots:
-        offset = segment.offset(slot) + segment.shape.geometry.header_offset
+    for slot, offset, into in headers:
         try:
             disk.read(segment.descriptor, into, offset)
         except OSError as error:
