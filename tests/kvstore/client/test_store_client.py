@@ -239,6 +239,22 @@ async def test_a_closed_client_says_so(cluster_path: str) -> None:
         await store.match(blocks.namespace, blocks.keys)
 
 
+async def test_a_client_that_ends_has_written_to_every_node(
+    cluster_path: str, request: pytest.FixtureRequest
+) -> None:
+    blocks = blocks_for(request, 20, 123_450)
+
+    async def count_shards() -> int:
+        async with StoreClient.connect(cluster_path) as store:
+            reports = await store.node_reports()
+        return sum(one["blocks"] for node in reports for one in node.statistics["targets"])
+
+    before = await count_shards()
+    async with StoreClient.connect(cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+    assert await count_shards() == before + 20 * 12
+
+
 async def test_a_missing_and_a_broken_map_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingClusterMap, match="no cluster map at"):
         async with StoreClient.connect(tmp_path / "none.toml"):
