@@ -10,7 +10,8 @@ from importlib import import_module
 TOPICS = ("typesseq", "typesmapping", "types")
 """In this order, as far as is asked for: sequences first, which the questions are about."""
 
-TOKENS_MIN = 300
+TOKENS_MIN = 600
+"""Less, and two questions about the text would not share two whole blocks."""
 TOKENS_MAX = 6_000
 
 CUTS_TRIED = 20

@@ -86,7 +86,8 @@ class Scenario:
         for number, (title, step) in enumerate(steps, 1):
             request = Request(number, title)
             self._display.begin(request)
-            outcome = Outcome(request, *_frozen(*step()))
+            reply, found = step()
+            outcome = Outcome(request, reply, tuple(found))
             self.outcomes.append(outcome)
             self._display.end(outcome)
             if outcome.broken_claims:
@@ -234,7 +235,3 @@ class Scenario:
 def tokens_to_border(tokens: int) -> int:
     """How many tokens are missing to a whole number of blocks."""
     return -tokens % BLOCK_TOKENS
-
-
-def _frozen(reply: Reply, found: list[Claim]) -> tuple[Reply, tuple[Claim, ...]]:
-    return reply, tuple(found)

@@ -45,8 +45,9 @@ def find_default_model() -> Path:
 def choose_compute(cpu_capabilities: Mapping[str, object]) -> ComputeType:
     """bfloat16 where the CPU multiplies it in hardware, float32 elsewhere.
 
-    With AMX, prefill is four times as fast and decode as fast; without, bfloat16 is emulated and
-    slower. The error this adds is a tenth of what the 4-bit weights already cost (docs/decisions).
+    Against float32, a prefill in bfloat16 takes a third of the time with AMX, two thirds with
+    AVX-512 BF16, and half as long again without either. Numbers, also of the error, are in
+    docs/decisions/0008.
     """
     has_bfloat16 = cpu_capabilities.get("amx_bf16") or cpu_capabilities.get("avx512_bf16")
     return "bfloat16" if has_bfloat16 else "float32"

@@ -14,7 +14,7 @@
     `-- TargetError
         |-- TargetLocked                                a live process owns the folder
         |-- TargetMismatch                              the folder belongs to something else
-        `-- TargetDamaged                               its identity cannot be read
+        `-- TargetDamaged                               its identity or a segment is damaged
 
 Normal outcomes are not here: a miss, a shorter run, "not stored" are values. Inside the client a
 `NodeError` costs one shard and ends there; `fetch`, `match` and `save` never raise one.
@@ -136,4 +136,4 @@ class TargetMismatch(TargetError):
 
 
 class TargetDamaged(TargetError):
-    """The identity file of the folder is missing or unreadable although it holds segments."""
+    """Its identity is missing or unreadable although it holds segments, or a segment is damaged."""

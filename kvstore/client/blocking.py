@@ -153,4 +153,5 @@ async def _make_client(cluster_map: ClusterMap, source: MapSource) -> StoreClien
 
 
 async def _close_client(client: StoreClient) -> None:
+    await client.finish_writes()
     client.close()

@@ -158,6 +158,11 @@ class NodeChannel:
                 return len(kept)
         return 0
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits to be sent or answered."""
+        return not self._waiting
+
     def detach(self, sink: Sink) -> None:
         """From now on nothing of this sink's answer is written to the places it named."""
         sink.is_detached = True

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 BACKOFF_FIRST_S = 0.2
-BACKOFF_MAX_S = 10.0
+BACKOFF_MAX_S = 2.0
+"""A node that came back is missed for no longer than this."""
 LATENCY_WEIGHT = 0.3
 """Share of the newest answer in the running mean of latency."""
 LATENCY_HALF_LIFE_S = 5.0

@@ -80,6 +80,14 @@ class Router:
             clock=self._clock,
         )
 
+    @property
+    def is_writing(self) -> bool:
+        """True while a node has not answered for what was sent to it on the write lane."""
+        return any(
+            lane is Lane.WRITE and not channel.is_idle
+            for (_, lane), channel in self._channels.items()
+        )
+
     def close(self) -> None:
         """Closes every connection; requests that wait fail."""
         for channel in self._channels.values():

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 MAP_LOOK_INTERVAL_S = 1.0
 OLD_MAP_GRACE_S = 60.0
+FINISH_POLL_S = 0.005
 
 
 class StoreClient:
@@ -89,6 +90,7 @@ class StoreClient:
         try:
             yield client
         finally:
+            await client.finish_writes()
             client.close()
 
     @staticmethod
@@ -107,6 +109,12 @@ class StoreClient:
     def counters(self) -> ClientCounters:
         """What this client has done since it was opened."""
         return self._shared.counters
+
+    async def finish_writes(self, *, deadline_s: float = 1.0) -> None:
+        """Waits until the nodes that were still busy when a save returned have answered too."""
+        end_at_s = self._shared.clock() + check_deadline(deadline_s)
+        while self._shared.router.is_writing and self._shared.clock() < end_at_s:
+            await asyncio.sleep(FINISH_POLL_S)
 
     def close(self) -> None:
         """Closes all connections. Operations that run end with what they have."""

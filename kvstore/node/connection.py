@@ -55,6 +55,9 @@ class Reactor(Protocol):
     def submit(self, call: Callable[[], Any], deliver: Callable[[Completion], None]) -> None:
         """Run `call` in a thread and `deliver` its result in the loop."""
 
+    def check_soon(self) -> None:
+        """Call `check_time` often: somebody waits, and has a deadline."""
+
     def release_socket(self, connection: Connection) -> None:
         """The socket is about to be closed: no more visits."""
 
@@ -248,6 +251,7 @@ class Connection:
             effect.turn.wait(waiter)
         self._waiter = waiter
         self._wait_due_s = effect.due_s
+        self._reactor.check_soon()
 
     def _serve(self, value: object) -> None:
         """What was waited for is here, or None for a deadline that has passed."""

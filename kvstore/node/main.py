@@ -136,14 +136,15 @@ def _listen(arguments: NodeArguments, cluster_map: ClusterMap) -> socket.socket:
 
 
 def _adopt_listener(descriptor: int) -> socket.socket:
-    expected = "a listening stream socket"
+    expected = "a listening TCP socket"
     try:
         listener = socket.socket(fileno=descriptor)
     except OSError as error:
         raise InvalidArgument(
             "--listen-fd", given=f"{descriptor}: {error.strerror}", expected=expected
         ) from error
-    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    is_tcp = listener.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         listener.close()
         raise InvalidArgument("--listen-fd", given=descriptor, expected=expected)
     listener.set_inheritable(False)

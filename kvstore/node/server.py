@@ -131,6 +131,11 @@ class Server:
         """See `connection.Reactor`."""
         self._workers.submit(call, deliver)
 
+    def check_soon(self) -> None:
+        """See `connection.Reactor`."""
+        soon_s = self.node.clock.monotonic_s() + self.settings.check_waiting_s
+        self._check_due_s = min(self._check_due_s, soon_s)
+
     def release_socket(self, connection: Connection) -> None:
         """See `connection.Reactor`."""
         self.watch(connection, 0)
@@ -224,7 +229,7 @@ class Server:
                 log.error("cannot accept: %s", error)
                 self._pause_accepting()
                 return
-            peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "local"
+            peer = f"{address[0]}:{address[1]}"
             if self.node.connections >= self.settings.connections_max:
                 self.node.counters.connections_refused += 1
                 log.warning("refused peer=%s: %d connections", peer, self.node.connections)
@@ -234,12 +239,11 @@ class Server:
 
     def _welcome(self, sock: socket.socket, peer: str) -> None:
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         self.node.connections += 1
         self.node.counters.connections_accepted += 1
         connection = Connection(

@@ -199,6 +199,9 @@ class Target:
         replaced: list[int] = []
         keys, generations = headers["key"].tolist(), headers["generation"].tolist()
         self._last_generation = max([self._last_generation, *generations])
+        is_new = not any(self.index.contains_each(keys)) and len(set(keys)) == len(keys)
+        if is_new and len(keys) and slots[-1] - slots[0] == len(keys) - 1:
+            return self._enter(keys, segment, int(slots[0]))
         for slot, key, generation in zip(slots.tolist(), keys, generations, strict=True):
             held = self.index.get(key)
             if held != ABSENT and self.generation(held) >= generation:

@@ -1,9 +1,11 @@
 """The public surface: match, fetch, save, forget against real nodes."""
 
 import asyncio
+import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,16 +191,21 @@ async def test_buffers_are_the_callers_again_as_soon_as_a_save_returns(
         assert np.array_equal(target.area, blocks.area)
 
 
-@pytest.mark.parametrize("kind", [bytearray, np.zeros])
+@pytest.mark.parametrize("kind", ["bytearray", "float32 array", "mmap"])
 async def test_any_writable_buffer_will_do(
-    cluster_path: str, request: pytest.FixtureRequest, kind: type
+    cluster_path: str, request: pytest.FixtureRequest, kind: str
 ) -> None:
-    blocks = RandomBlocks(2, block_bytes=2048, seed=3, tenant=f"{os.getpid()}-{kind.__name__}")
+    def make() -> Any:  # noqa: ANN401 (whatever has the buffer protocol)
+        if kind == "bytearray":
+            return bytearray(2048)
+        return np.zeros(512, np.float32) if kind == "float32 array" else mmap.mmap(-1, 2048)
+
+    blocks = blocks_for(request, 2, 2048)
+    made = [make(), make()]
     async with StoreClient.connect(cluster_path) as store:
         await store.save(blocks.namespace, blocks.keys, [bytes(one) for one in blocks.sources])
-        made = [np.zeros(512, np.float32) if kind is np.zeros else kind(2048) for _ in range(2)]
         assert (await store.fetch(blocks.namespace, blocks.keys, made)).blocks == 2
-        assert b"".join(bytes(one) for one in made) == blocks.area.tobytes()
+        assert b"".join(bytes(memoryview(one)) for one in made) == blocks.area.tobytes()
 
 
 async def test_mistakes_of_the_caller_are_named(cluster_path: str) -> None:
@@ -230,6 +237,22 @@ async def test_a_closed_client_says_so(cluster_path: str) -> None:
         pass
     with pytest.raises(ClientClosed, match="match: the client is closed"):
         await store.match(blocks.namespace, blocks.keys)
+
+
+async def test_a_client_that_ends_has_written_to_every_node(
+    cluster_path: str, request: pytest.FixtureRequest
+) -> None:
+    blocks = blocks_for(request, 20, 123_450)
+
+    async def count_shards() -> int:
+        async with StoreClient.connect(cluster_path) as store:
+            reports = await store.node_reports()
+        return sum(one["blocks"] for node in reports for one in node.statistics["targets"])
+
+    before = await count_shards()
+    async with StoreClient.connect(cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+    assert await count_shards() == before + 20 * 12
 
 
 async def test_a_missing_and_a_broken_map_are_named(tmp_path: Path) -> None:

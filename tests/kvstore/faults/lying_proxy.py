@@ -12,6 +12,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -29,7 +30,7 @@ class Frame:
     body: bytes
     payload: bytes
 
-    def pack(self, **changes: int) -> bytes:
+    def pack(self, **changes: Any) -> bytes:  # noqa: ANN401 (fields of Header)
         """The frame's bytes, with header fields changed and every checksum right."""
         header = dataclasses.replace(self.header, **changes)
         head = wire.pack_frame(

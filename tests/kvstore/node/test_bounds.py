@@ -98,8 +98,10 @@ def test_request_waits_for_memory_until_its_deadline(tmp_path: Path, rng: random
             holder.send(holder.frame(Op.READ, body=body, count=60))
             wait_until(lambda: "read" in disk.calls)
             # All memory is in use: a read and a write are refused when their time is up.
+            begun_s = time.monotonic()
             refused = other.ask(Op.READ, body=body, count=60, deadline_ms=60)
             assert refused.status is Status.BUSY
+            assert time.monotonic() - begun_s >= 0.05
             more = make_shards(rng, 60, SHARD_BYTES)
             write_body, payload = pack_write(more)
             refused = other.ask(
