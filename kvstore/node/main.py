@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from ..cluster.entities import ClusterMap
-from ..cluster.map import load_cluster_map
+from ..cluster.source import FileMapSource
 from ..errors import InvalidArgument, StoreError
 from ..identity import DISTRIBUTION, check_package_identity
 from .arguments import NodeArguments, parse_arguments
@@ -28,6 +28,7 @@ from .buffers import BufferPool
 from .clock import SystemClock
 from .disk import OsDisk
 from .event_log import set_up_logging
+from .map_follower import MapFollower
 from .node import Node
 from .segment import TargetIdentity
 from .server import Server, ServerSettings
@@ -55,7 +56,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: NodeArguments) -> None:
-    cluster_map = load_cluster_map(arguments.cluster_path)
+    source = FileMapSource(arguments.cluster_path)
+    cluster_map = source.load()
     if arguments.node not in cluster_map.node_by_name:
         known = ", ".join(sorted(cluster_map.node_by_name))
         raise InvalidArgument("--node", given=arguments.node, expected=f"one of the map's: {known}")
@@ -76,6 +78,7 @@ def _run(arguments: NodeArguments) -> None:
             pid=os.getpid(),
             version=_version(),
             started_s=clock.monotonic_s(),
+            follower=MapFollower(source, cluster_map, arguments.node, clock),
         )
         _serve(node, listener)
 

@@ -10,6 +10,7 @@ from typing import Any
 from .buffers import BufferPool
 from .clock import Clock
 from .disk import Disk
+from .map_follower import MapFollower
 from .target import Target
 
 
@@ -45,7 +46,10 @@ class NodeCounters:
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """Everything an operation may use. `targets` are by their number in the cluster map."""
+    """Everything an operation may use.
+
+    `targets` are by their number in the map of `epoch`. Without a follower the map stays the same.
+    """
 
     name: str
     cluster: bytes
@@ -58,6 +62,7 @@ class Node:
     pid: int
     version: str
     started_s: float
+    follower: MapFollower | None = None
     connections: int = 0
     counters: NodeCounters = field(default_factory=NodeCounters)
 

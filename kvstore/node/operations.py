@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import wire
+from ..cluster.entities import ClusterMap
 from .answers import Request, answer, refuse, refuse_unread
-from .effects import Operation, Send
+from .effects import NeedTurn, Operation, Send, Work
 from .freeing import free_slots
+from .map_follower import MapFollower
 from .node import Node, describe_node
 from .read_operation import read
 from .report_operation import report
@@ -22,13 +24,40 @@ from .write_operation import write
 
 @dataclass(slots=True)
 class Session:
-    """What a node knows of one peer: the numbers of the targets it greeted."""
+    """What a node knows of one peer: the names of the targets it greeted.
 
-    greeted: set[int] = field(default_factory=set)
+    Not their numbers, which may be others in the next map.
+    """
+
+    greeted: set[str] = field(default_factory=set)
 
 
 def begin_operation(node: Node, session: Session, request: Request) -> Operation:
     """The answer to a request. Raises wire.FrameError for a body that breaks the protocol."""
+    header = request.header
+    is_known = session.greeted or header.op == wire.Op.HELLO
+    if header.epoch != node.epoch and node.follower is not None and is_known:
+        return _look_for_map(node, node.follower, session, request)
+    return _begin(node, session, request)
+
+
+def _look_for_map(
+    node: Node, follower: MapFollower, session: Session, request: Request
+) -> Operation:
+    """Follow the cluster map if there is a newer one, and answer the request then."""
+    if (yield NeedTurn(follower.turn, request.due_s)):
+        try:
+            if request.header.epoch != node.epoch and follower.may_look():
+                cluster_map: ClusterMap | None = yield Work(follower.look)
+                if cluster_map is not None:
+                    node.targets = follower.follow(cluster_map, node.targets)
+                    node.epoch = follower.current.epoch
+        finally:
+            follower.turn.release()
+    yield from _begin(node, session, request)
+
+
+def _begin(node: Node, session: Session, request: Request) -> Operation:
     header = request.header
     refusal = find_refusal(node, session, request)
     if refusal is not None:
@@ -50,11 +79,16 @@ def find_refusal(node: Node, session: Session, request: Request) -> tuple[wire.S
             return wire.Status.NOT_GREETED, "the first request must be HELLO"
         if header.epoch != node.epoch:
             return wire.Status.STALE_EPOCH, f"epoch {header.epoch}, expected {node.epoch}"
-        if header.op != wire.Op.STAT and header.target not in session.greeted:
+        if header.op != wire.Op.STAT and not _has_greeted(node, session, header.target):
             return wire.Status.NOT_GREETED, f"target {header.target} was not greeted"
     if node.clock.monotonic_s() > request.due_s:
         return wire.Status.EXPIRED, ""
     return None
+
+
+def _has_greeted(node: Node, session: Session, number: int) -> bool:
+    target = node.targets.get(number)
+    return target is not None and target.name in session.greeted
 
 
 def _hello(node: Node, session: Session, request: Request) -> Operation:
@@ -74,7 +108,7 @@ def _hello(node: Node, session: Session, request: Request) -> Operation:
         text = f"target {header.target} {name!r} is not here; {node.name} serves {served}"
         yield from refuse(node, request, wire.Status.WRONG_TARGET, text)
         return
-    session.greeted.add(header.target)
+    session.greeted.add(name)
     yield Send([answer(node, request, body=request.body)])
 
 

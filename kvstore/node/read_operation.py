@@ -157,9 +157,11 @@ def _send_from_files(job: _Read, span: _Span) -> Operation:
         for _, run in span.runs
     ]
     _touch(job, span)
+    phase = job.target.resting.begin_sending()
     try:
         yield SendFile(head, pieces)
     finally:
+        job.target.end_sending(phase)
         _let_go(span)
 
 

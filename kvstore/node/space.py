@@ -86,7 +86,11 @@ class SlotSpace:
         self._free: dict[SlotGeometry, FreeRuns] = {}
         self._next_number = 0
         self._file_bytes = 0
-        self._slot_count = 0
+        self.slot_count = 0
+
+    def grow(self, capacity_bytes: int) -> None:
+        """There is more room from now on."""
+        self.capacity_bytes = max(capacity_bytes, self.capacity_bytes)
 
     def add(self, segment: Segment, free: list[tuple[int, int]]) -> None:
         """Take in a segment; `free` are its free slots as (first slot, count)."""
@@ -95,7 +99,7 @@ class SlotSpace:
         self.segments[shape.number] = segment
         self._next_number = max(self._next_number, shape.number + 1)
         self._file_bytes += shape.file_bytes
-        self._slot_count += shape.slot_count
+        self.slot_count += shape.slot_count
         runs = self._free.setdefault(shape.geometry, FreeRuns())
         for first_slot, count in free:
             runs.give(shape.first_location + first_slot, count)
@@ -149,7 +153,7 @@ class SlotSpace:
         """Slots of this size that a new segment could have at most."""
         left_bytes = self.capacity_bytes - self._file_bytes
         return min(
-            plan_slot_count(geometry, left_bytes, left_bytes), self._slots_max - self._slot_count
+            plan_slot_count(geometry, left_bytes, left_bytes), self._slots_max - self.slot_count
         )
 
     def _wholly_free(self, geometry: SlotGeometry) -> list[Segment]:
@@ -172,7 +176,7 @@ class SlotSpace:
         self._free[shape.geometry].remove_run(shape.first_location, shape.slot_count)
         del self.segments[shape.number]
         self._file_bytes -= shape.file_bytes
-        self._slot_count -= shape.slot_count
+        self.slot_count -= shape.slot_count
 
 
 def plan_slot_count(geometry: SlotGeometry, segment_bytes: int, limit_bytes: int) -> int:

@@ -23,6 +23,7 @@ from .cooldown import Cooldown, RateLimit
 from .disk import means_full
 from .event_log import short_key
 from .index import SlotIndex
+from .resting import RestingSlots
 from .segment import ABSENT, Segment
 from .slot import HeaderScratch
 from .space import SlotRun, SlotSpace
@@ -34,6 +35,8 @@ from .waiting import Turn
 log = logging.getLogger(__name__)
 
 SLOW_WRITES_S = 10.0
+RESTING_SHARE = 16
+"""One slot in so many may wait for sendings to end before it is used again."""
 TTL_CLASSES_MAX = 255
 """Further TTL classes share the last number; their names stand in the slot headers."""
 
@@ -82,6 +85,8 @@ class Target:
         self.slow_writes: Cooldown[bool] = Cooldown(clock, SLOW_WRITES_S)
         """The device does not keep up: writing may hold up whoever does it."""
         self.reports = RateLimit(clock, settings.reports_per_s)
+        self.resting = RestingSlots()
+        """Freed slots of which bytes may still be on their way to a peer."""
         self.used_bytes = 0
         self.quarantined: set[int] = set()
         """Locations of slots that are out of use until the process ends."""
@@ -258,16 +263,23 @@ class Target:
 
     def release_runs(self, cleared: Iterable[SlotRun], failed: Iterable[SlotRun]) -> None:
         """Make cleared slots free; take those whose header could not be cleared out of use."""
-        for run in cleared:
+        self._give(self.resting.rest(list(cleared), self.space.slot_count // RESTING_SHARE))
+        for run in failed:
+            self.statistics.io_errors += 1
+            self.quarantined.update(run.locations)
+
+    def end_sending(self, phase: int) -> None:
+        """Bytes of slots, sent since `resting.begin_sending`, have all left."""
+        self._give(self.resting.end_sending(phase))
+
+    def _give(self, runs: Iterable[SlotRun]) -> None:
+        for run in runs:
             if self.quarantined.isdisjoint(run.locations):
                 self.space.give(run.segment, run.first_slot, run.count)
                 continue
             for location in run.locations:
                 if location not in self.quarantined:
                     self.space.give(*self.index.resolve(location))
-        for run in failed:
-            self.statistics.io_errors += 1
-            self.quarantined.update(run.locations)
 
     def _slot_bytes(self, location: int) -> int:
         segment, _ = self.index.resolve(location)

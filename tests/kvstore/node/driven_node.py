@@ -147,7 +147,7 @@ class DrivenNode:
         wire.check_request(header)
         due_s = self.clock.monotonic_s() + 10.0
         request = Request(header, frame[wire.HEADER_BYTES :], due_s)
-        return begin_operation(self.node, Session({0}), request)
+        return begin_operation(self.node, Session({IDENTITY.name}), request)
 
     def run(self, operation: Operation, payload: bytes = b"") -> Answer:
         """Run an operation to its end; everything it waits for is there at once."""
