@@ -2,6 +2,7 @@
 
 import os
 import signal
+import struct
 import subprocess
 from pathlib import Path
 
@@ -85,12 +86,14 @@ def test_status_counts_blocks_reads_and_rejected_shards(folder: Path) -> None:
 
 
 def flip_stored_bytes(cluster: LocalCluster, node: str) -> None:
-    """Damage the first shard that a node stores: a slot begins with its payload."""
+    """Damage the first shard that a node stores: payloads lie behind the table of headers."""
     (segment,) = cluster.target_folder(node).glob("segment-*.seg")
     with open(segment, "r+b") as file:
-        file.seek(4096)
+        header_bytes, slot_count = struct.unpack_from("<II", file.read(32), 20)
+        payload_offset = -(-(4096 + header_bytes * slot_count) // 4096) * 4096
+        file.seek(payload_offset)
         damaged = bytes(byte ^ 0xFF for byte in file.read(16))
-        file.seek(4096)
+        file.seek(payload_offset)
         file.write(damaged)
 
 
