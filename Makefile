@@ -44,7 +44,7 @@ bench: venv ## measure fetch, save and match on 12 local nodes, beside the machi
 	@folder=$$(mktemp -d); \
 	trap '$(BIN)/cachalot down --dir "$$folder"; rm -rf "$$folder"' EXIT; \
 	$(BIN)/cachalot up --dir "$$folder"; \
-	$(BIN)/cachalot bench --cluster "$$folder/cluster.toml" $(BENCH_FLAGS)
+	$(BIN)/cachalot bench --cluster "$$folder/cluster.toml" --large-blocks 8192 $(BENCH_FLAGS)
 
 torture: venv libisal ## the tests that run for minutes: kill loops, many random examples
 	HYPOTHESIS_PROFILE=torture $(BIN)/python -m pytest -m torture --timeout 1800 $(PYTEST_FLAGS)

@@ -23,7 +23,6 @@ class EngineError(Exception):
     """Base of every error of this package. `exit_code` is what a command ends with."""
 
     exit_code = 1
-    is_retryable = False
 
 
 class ModelFileError(EngineError, ValueError):
@@ -61,9 +60,6 @@ class InvalidRequest(EngineError, ValueError):
 
 class BlockPoolExhausted(EngineError, MemoryError):
     """The block pool has fewer free blocks than asked for; nothing was allocated."""
-
-    exit_code = 3
-    is_retryable = True
 
     def __init__(self, *, asked_blocks: int, free_blocks: int, capacity_blocks: int) -> None:
         super().__init__(

@@ -8,8 +8,10 @@ People see the answer as it comes and one line of numbers; `--json` prints one o
     blocks: stored, known, failed, dropped, pending;  store_errors
     model, compute
 
-Exit codes: 0 done, 2 for anything the user can mend (one line on stderr), 130 for Ctrl-C, 1 for
-the rest. The tensor library is loaded after the arguments have been read.
+Exit codes, with one line on stderr: 0 done; 1 failed; 2 a wrong argument, or a file or model that
+cannot be used; 3 the cluster map is missing or has mistakes; 130 for Ctrl-C. They are those of the
+errors (`exit_code`), and mean what they mean for `cachalot`. The tensor library is loaded after the
+arguments have been read.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from .threads import prepare_environment, set_thread_count
 if TYPE_CHECKING:
     from .generation import Generation
     from .llm import LLM
+    from .sampling import Sampling
 
 NAME = "engine.generate"
 NO_CLUSTER = "none"
@@ -55,15 +58,13 @@ def answer(
     model: Path | None,
     cluster: str,
     max_tokens: int,
-    sampling: dict[str, Any],
+    sampling: Sampling,
     compute: Literal["float32", "bfloat16"] | None,
     is_json: bool,
 ) -> None:
     """Load, ask, print. The last line is printed when all blocks are saved or given up."""
     from .load import find_default_model, load_llm
-    from .sampling import Sampling
 
-    chosen_sampling = Sampling(**sampling)
     model = model or find_default_model()
     with ExitStack() as stack:
         store = None
@@ -79,7 +80,7 @@ def answer(
         generation = llm.generate(
             encode_question(llm, question),
             max_tokens=max_tokens,
-            sampling=chosen_sampling,
+            sampling=sampling,
             on_text=_discard if is_json else _show,
         )
         llm.close()
@@ -217,13 +218,16 @@ def generate(
         follow_up_of=follow_up_of,
     )
     prepare_environment()
+    # Only now: numpy is loaded with it, which may look at the environment too.
+    from .sampling import Sampling
+
     set_thread_count(threads)
     answer(
         question=asked,
         model=model,
         cluster=cluster,
         max_tokens=max_tokens,
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
         compute=None if compute == "auto" else compute,
         is_json=is_json,
     )
@@ -237,7 +241,8 @@ def main() -> None:
     except (EngineError, StoreError, OSError) as error:
         one_line = " ".join(str(error).split())
         print(f"{NAME}: {one_line}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        # An OSError is about a file that the user named: nothing else is opened here.
+        sys.exit(error.exit_code if isinstance(error, EngineError | StoreError) else USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 

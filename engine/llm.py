@@ -5,7 +5,8 @@
                                                                     +-> complete blocks -> saver
 
 Serves one request at a time, from one thread. A store that fails or is slow costs a request its
-hit, never its answer.
+hit and at most a moment (the deadlines of EngineConfig), never its answer; unless a save that hangs
+holds so many blocks that the pool cannot take the request, which then raises BlockPoolExhausted.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,6 +43,10 @@ class EngineConfig:
 
     fetch_deadline_s: float = 2.0
     """Longest time a request waits for blocks; what came by then is used."""
+
+    room_deadline_s: float = 1.0
+    """Longest time a request waits for saves where the pool is short of blocks; after that the
+    oldest ones that have not begun are dropped."""
 
     close_deadline_s: float = 10.0
     """Longest time `close` waits for blocks that are still to be saved."""
@@ -196,9 +201,8 @@ class LLM:
         except BlockPoolExhausted:
             if self._saver is None or blocks > self.pool.capacity_blocks:
                 raise
-        # An answer now is worth more than a hit later: take the blocks that wait to be saved.
-        self._saver.drop_waiting()
-        self._saver.flush(self._config.close_deadline_s)
+        # An answer now is worth more than a hit later: what is not saved by then is given up.
+        self._saver.make_room(blocks, self._config.room_deadline_s)
         return self.pool.allocate(blocks)
 
     def _read_prefix(

@@ -1,6 +1,7 @@
 """Saves blocks behind a request's back: one thread, a bounded queue, the oldest dropped first.
 
-The engine never waits for a save but at its own end. A block waiting here keeps its place in the
+The engine waits for saves at its own end, and for a moment where the blocks that a request needs
+are still to be saved (`make_room`); never otherwise. A block waiting here keeps its place in the
 pool through a reference.
 """
 
@@ -21,8 +22,8 @@ from .store_faults import STORE_ERRORS, StoreFaults
 class SaveSummary:
     """Blocks of one request by what became of them.
 
-    `dropped` never reached the store because the queue was full or the engine ended; `pending`
-    were not through when this was read.
+    `dropped` never reached the store because the queue was full, a request needed the memory or
+    the engine ended; `pending` were not through when this was read.
     """
 
     stored: int = 0
@@ -114,8 +115,24 @@ class BlockSaver:
                 self._drop_oldest()
             self._changed.notify_all()
 
-    def drop_waiting(self) -> None:
-        """Give up every job that has not begun, so that their blocks can be used."""
+    def make_room(self, blocks: int, deadline_s: float) -> None:
+        """Try to have `blocks` free in the pool: let saves end, for at most `deadline_s`, then give
+        up the oldest jobs that have not begun, no more of them than needed.
+
+        Not enough may be free after that: a save that is running keeps its blocks.
+        """
+        end_s = self._clock() + deadline_s
+        with self._changed:
+            while self._pool.free_blocks < blocks and (self._jobs or self._is_saving):
+                left_s = end_s - self._clock()
+                if left_s <= 0 or not self._thread.is_alive():
+                    break
+                self._changed.wait(left_s)
+            while self._pool.free_blocks < blocks and self._jobs:
+                self._drop_oldest()
+
+    def _drop_waiting(self) -> None:
+        """Give up every job that has not begun."""
         with self._changed:
             while self._jobs:
                 self._drop_oldest()
@@ -137,7 +154,7 @@ class BlockSaver:
         May be called again.
         """
         is_flushed = self.flush(deadline_s)
-        self.drop_waiting()
+        self._drop_waiting()
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

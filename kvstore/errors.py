@@ -29,7 +29,6 @@ class StoreError(Exception):
     """Base of every error this package raises. `exit_code` is what a command ends with."""
 
     exit_code = 1
-    is_retryable = False
 
 
 class InvalidArgument(StoreError, ValueError):
@@ -80,7 +79,6 @@ class NodeError(StoreError):
     """One node failed an operation."""
 
     exit_code = 4
-    is_retryable = True
 
     def __init__(self, node: str, detail: str) -> None:
         super().__init__(f"node {node}: {detail}")
@@ -106,8 +104,6 @@ class DeadlineExceeded(NodeError, TimeoutError):
 
 class ProtocolError(NodeError):
     """The peer sent bytes that are not a valid frame; the connection is closed."""
-
-    is_retryable = False
 
 
 class TargetError(StoreError):

@@ -11,7 +11,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from .errors import InvalidArgument
 
@@ -25,7 +24,8 @@ SECTION_NAME_BYTES_MAX = 64
 SHARD_ALIGN_BYTES = 64
 """Every shard is a multiple of a cache line, the step of the vector code that encodes it."""
 
-DATA_SHARDS_MAX = 32
+SHARDS_MAX = 32
+"""Data and parity shards of a block, together; what the erasure code allows (erasure.code)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,18 @@ class Section:
 class BlockLayout:
     """Ordered sections of one block of 128 tokens; equal layouts have equal fingerprints.
 
-    `section_offsets[i]` is the first byte of section i within the block. `fingerprint` is 32
-    bytes, the sha256 of the canonical JSON (docs/formats/keys.md). Raises InvalidArgument if there
-    is no section, if two have one name, or if the block is not 1 KiB to 16 MiB long.
+    `fingerprint` is 32 bytes, the sha256 of the canonical JSON (docs/formats/keys.md). Raises
+    InvalidArgument if there is no section, if two have one name, or if the block is not 1 KiB to
+    16 MiB long.
     """
 
     sections: tuple[Section, ...]
     block_bytes: int = field(init=False, compare=False)
-    section_offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
     fingerprint: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sections = _checked_sections(self.sections)
-        sizes = [section.bytes for section in sections]
-        block_bytes = sum(sizes)
+        block_bytes = sum(section.bytes for section in sections)
         if not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
             raise InvalidArgument(
                 what="block bytes (sum of the sections)",
@@ -83,7 +81,6 @@ class BlockLayout:
             )
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "block_bytes", block_bytes)
-        object.__setattr__(self, "section_offsets", tuple(accumulate(sizes[:-1], initial=0)))
         object.__setattr__(self, "fingerprint", _fingerprint(sections))
 
 
@@ -97,9 +94,9 @@ def padded_bytes(block_bytes: int, k: int) -> int:
             expected=f"a whole number from 1 to {BLOCK_BYTES_MAX}",
         )
     shards = whole_number(k)
-    if shards is None or not 1 <= shards <= DATA_SHARDS_MAX:
+    if shards is None or not 1 <= shards <= SHARDS_MAX:
         raise InvalidArgument(
-            what="data shards k", given=k, expected=f"a whole number from 1 to {DATA_SHARDS_MAX}"
+            what="data shards k", given=k, expected=f"a whole number from 1 to {SHARDS_MAX}"
         )
     step = shards * SHARD_ALIGN_BYTES
     return -(-size // step) * step

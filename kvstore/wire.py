@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from .key import KEY_BYTES
+
 MAGIC = b"CHLT"
 VERSION = 1
 HEADER_BYTES = 64
-KEY_BYTES = 32
 
 BODY_BYTES_MAX = 1 << 20
 PAYLOAD_BYTES_MAX = 32 << 20
@@ -335,12 +336,6 @@ def pack_part(first: int, records: NDArray[Any] | bytes | memoryview) -> bytes:
     return b"".join((_U32_PAIR.pack(first, 0), data))
 
 
-def parse_part(body: bytes | bytearray, count: int) -> tuple[int, NDArray[Any]]:
-    """First key index and PART_RECORD array of one frame of a READ response."""
-    records = parse_records(body, PART_RECORD, count, _U32_PAIR.size)
-    return _U32_PAIR.unpack_from(body)[0], records
-
-
 class PartColumns(NamedTuple):
     """The records of a READ frame as columns of ints: for the client, which looks at 11 frames for
     every block it fetches, half the time of four numpy columns."""
@@ -377,9 +372,13 @@ def parse_records(
     return np.frombuffer(body, dtype, count, offset)
 
 
-def combine_checksums(payload_xxh3: NDArray[np.uint64]) -> list[int]:
-    """block_xxh3 of each row of data-shard checksums, shape (blocks, k), dtype uint64."""
+def combine_checksums(keys: Sequence[bytes], payload_xxh3: NDArray[np.uint64]) -> list[int]:
+    """block_xxh3 of each block: of its key and its row of data-shard checksums, uint64 (n, k)."""
     rows = np.ascontiguousarray(payload_xxh3, dtype="<u8")
     width = rows.shape[1] * 8
     flat = memoryview(rows.tobytes())
-    return [xxh3_64_intdigest(flat[at : at + width]) for at in range(0, len(flat), width)]
+    starts = range(0, len(flat), width)
+    return [
+        xxh3_64_intdigest(b"".join((key, flat[at : at + width])))
+        for key, at in zip(keys, starts, strict=True)
+    ]

@@ -24,8 +24,8 @@ from ..client.pipeline import BATCHES_IN_FLIGHT
 from ..cluster.entities import ClusterMap
 from ..cluster.map import load_cluster_map
 from ..cluster.placement import SPAN_BLOCKS
-from ..errors import StoreError
 from ..layout import BLOCK_TOKENS, padded_bytes, shard_bytes
+from .bench_failure import BenchFailed
 from .delaying_proxy import delaying_proxy
 from .machine import describe_machine
 from .raw_socket import RawSocketBaseline, raw_socket_baseline
@@ -39,12 +39,6 @@ GB = 1e9
 
 Report = Callable[[dict[str, Any]], None]
 """Takes one finished measurement."""
-
-
-class BenchFailed(StoreError):
-    """The cluster did not do what was to be measured."""
-
-    exit_code = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

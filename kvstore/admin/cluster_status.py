@@ -12,6 +12,9 @@ from typing import Any
 from ..client import NodeReport
 from ..cluster.entities import ClusterMap
 
+FIGURE_MAX = 2**63 - 1
+"""Counts, bytes and seconds are whole or real numbers from 0 to this; others are not believed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
@@ -92,29 +95,49 @@ def describe_node(report: NodeReport) -> NodeStatus:
         )
     said = report.statistics
     targets = said.get("targets") if isinstance(said, dict) else None
-    if not isinstance(targets, list) or not all(isinstance(target, dict) for target in targets):
+    try:
+        if not isinstance(targets, list) or not all(isinstance(one, dict) for one in targets):
+            raise _StrangeFigure
+        return NodeStatus(
+            node=report.node,
+            address=report.address,
+            is_alive=True,
+            pid=_integer(said, "pid"),
+            uptime_s=_seconds(said, "uptime_s"),
+            blocks=_sum(targets, "blocks"),
+            used_bytes=_sum(targets, "used_bytes"),
+            capacity_bytes=_sum(targets, "capacity_bytes"),
+            reads=_sum(targets, "reads"),
+            shards_read=_sum(targets, "shards_read"),
+            rejected_shards=_sum(targets, "rejected_shards"),
+        )
+    except _StrangeFigure:
         # Also what a later version may do: it must not look like a dead node without a reason.
         problem = "answers, but its figures are not understood"
         return NodeStatus(node=report.node, address=report.address, is_alive=False, problem=problem)
-    uptime_s = said.get("uptime_s")
-    return NodeStatus(
-        node=report.node,
-        address=report.address,
-        is_alive=True,
-        pid=_integer(said, "pid"),
-        uptime_s=float(uptime_s) if isinstance(uptime_s, int | float) else None,
-        blocks=_sum(targets, "blocks"),
-        used_bytes=_sum(targets, "used_bytes"),
-        capacity_bytes=_sum(targets, "capacity_bytes"),
-        reads=_sum(targets, "reads"),
-        shards_read=_sum(targets, "shards_read"),
-        rejected_shards=_sum(targets, "rejected_shards"),
-    )
+
+
+class _StrangeFigure(Exception):
+    """A figure is there, but it is not one that a node can have."""
 
 
 def _integer(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
-    return value if type(value) is int else None
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= FIGURE_MAX:
+        raise _StrangeFigure
+    return value
+
+
+def _seconds(values: Mapping[str, Any], name: str) -> float | None:
+    value = values.get(name)
+    if value is None:
+        return None
+    # Not a number and infinity, which JSON as Python reads it may hold, fail the comparison.
+    if type(value) not in (int, float) or not 0 <= value <= FIGURE_MAX:
+        raise _StrangeFigure
+    return float(value)
 
 
 def _sum(targets: Sequence[Mapping[str, Any]], name: str) -> int | None:

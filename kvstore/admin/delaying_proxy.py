@@ -8,14 +8,18 @@ Prints the port it listens on; ends when its standard input is closed.
 from __future__ import annotations
 
 import asyncio
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 from .. import wire
+from .bench_failure import BenchFailed
 
 CHUNK_BYTES = 1 << 18
+START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 5.0
 
 
@@ -77,9 +81,23 @@ async def _serve(host: str, port: int, delay_s: float) -> None:
     await asyncio.gather(*connections, return_exceptions=True)
 
 
+def _read_port(stdout: IO[str], deadline_s: float) -> int:
+    ready, _, _ = select.select([stdout], [], [], deadline_s)
+    if not ready:
+        raise BenchFailed(f"the slow node's proxy did not start within {deadline_s:g} s")
+    line = stdout.readline().strip()
+    if not line.isdecimal():
+        # What it had to say of that is on stderr, which it shares with this process.
+        raise BenchFailed(f"the slow node's proxy ended at its start; it said {line[:80]!r}")
+    return int(line)
+
+
 @contextmanager
 def delaying_proxy(host: str, port: int, delay_ms: int) -> Iterator[int]:
-    """A proxy process in front of a node, for the time of the block; its port on 127.0.0.1."""
+    """A proxy process in front of a node, for the time of the block; its port on 127.0.0.1.
+
+    Raises BenchFailed if the process ends at its start, or does not say its port in time.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, host, str(port), str(delay_ms)],
         stdin=subprocess.PIPE,
@@ -89,7 +107,7 @@ def delaying_proxy(host: str, port: int, delay_ms: int) -> Iterator[int]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield int(process.stdout.readline())
+        yield _read_port(process.stdout, START_DEADLINE_S)
     finally:
         process.stdin.close()
         try:

@@ -32,8 +32,6 @@ RECORD_BYTES_MAX = 64 << 10
 class LocalFolderBusy(StoreError):
     """Another command works on the same local cluster and does not come to an end."""
 
-    is_retryable = True
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:

@@ -7,6 +7,7 @@ opened. Nothing here knows a folder, or starts a process.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -18,9 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..errors import NodeError
+
 MODULE = "kvstore.node"
 SCRIPT = "kvstored"
 STATE_POLL_S = 0.01
+NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
+"""What pidfd_open says of a number that is free (ESRCH), or now that of a thread of some process
+(ENOENT, or EINVAL on older kernels)."""
 
 
 class NodeProcess:
@@ -32,12 +38,23 @@ class NodeProcess:
 
     @classmethod
     def find(cls, pid: int, *, cluster_path: Path, node: str) -> NodeProcess | None:
-        """The process `pid` if it is alive and a `kvstored` for exactly this map and node."""
+        """The process `pid` if it is alive and a `kvstored` for exactly this map and node.
+
+        Raises NodeError if the system does not say, as when no more files may be opened: a node
+        about which nothing is known must not count as ended.
+        """
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:
-            return None  # there is no such process
-        if not is_command_of_node(_read_command(pid), cluster_path=cluster_path, node=node):
+        except OSError as error:
+            if error.errno in NO_PROCESS:
+                return None
+            raise _unknown(pid, node, error) from error
+        try:
+            command = _read_command(pid)
+        except OSError as error:
+            os.close(descriptor)
+            raise _unknown(pid, node, error) from error
+        if not is_command_of_node(command, cluster_path=cluster_path, node=node):
             os.close(descriptor)
             return None
         return cls(pid, descriptor)
@@ -145,11 +162,18 @@ def _option(command: Sequence[str], name: str) -> str | None:
     return None
 
 
+def _unknown(pid: int, node: str, error: OSError) -> NodeError:
+    return NodeError(node, f"cannot tell whether its process {pid} is alive: {error.strerror}")
+
+
 def _read_command(pid: int) -> list[str]:
-    """The command line of a process; empty if it has ended, or is only waiting to be reaped."""
+    """The command line of a process; empty if it has ended, or is only waiting to be reaped.
+
+    Also empty for a process of another user that the system hides: that is none of ours.
+    """
     try:
         content = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
     return os.fsdecode(content).split("\0")[:-1]
 

@@ -6,8 +6,9 @@ import re
 from fractions import Fraction
 
 from ..cluster.entities import CodeShape, default_write_acks
-from ..cluster.validation import SHARDS_MAX, SIZE_BYTES_MAX
+from ..cluster.validation import SIZE_BYTES_MAX
 from ..errors import InvalidArgument
+from ..layout import SHARDS_MAX
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SIZE_RULE = "a size such as 4GiB, 512MiB or 1073741824 (units: KiB, MiB, GiB, TiB)"

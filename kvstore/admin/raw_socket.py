@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from .bench_failure import BenchFailed
+
 REQUEST = struct.Struct("<II")
 """First shard and number of shards."""
 VIEWS_MAX = 128
@@ -51,13 +53,25 @@ def _drop_front(views: list[memoryview], byte_count: int) -> None:
 class RawSocketBaseline:
     """Connections to the serving processes; `fetch` takes blocks the raw way."""
 
-    def __init__(self, connections: list[socket.socket], *, k: int, shard_bytes: int) -> None:
+    def __init__(
+        self,
+        connections: list[socket.socket],
+        *,
+        k: int,
+        shard_bytes: int,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
         self._connections = connections
         self._k = k
         self._shard_bytes = shard_bytes
+        self._deadline_s = deadline_s
 
     def fetch(self, blocks: list[memoryview], *, batch_blocks: int, in_flight: int) -> float:
-        """Fills every block from k processes, a different k for each batch; seconds it took."""
+        """Fills every block from k processes, a different k for each batch; seconds it took.
+
+        Raises BenchFailed if a process has ended, or if none of them sends anything for
+        `deadline_s`.
+        """
         started_s = time.perf_counter()
         queues: list[list[list[memoryview]]] = [[] for _ in self._connections]
         batches = [blocks[i : i + batch_blocks] for i in range(0, len(blocks), batch_blocks)]
@@ -72,7 +86,10 @@ class RawSocketBaseline:
                     first = started * batch_blocks
                     left[started] = self._ask(batches[started], first, started, queues, owners)
                     started += 1
-                for key, _ in selector.select(DEADLINE_S):
+                ready = selector.select(self._deadline_s)
+                if not ready:
+                    raise BenchFailed(f"raw sockets: nothing was sent for {self._deadline_s:g} s")
+                for key, _ in ready:
                     for batch in self._take(key.data, queues, owners):
                         left[batch] -= 1
                         finished += left[batch] == 0
@@ -97,8 +114,12 @@ class RawSocketBaseline:
     def _take(
         self, index: int, queues: list[list[list[memoryview]]], owners: list[list[int]]
     ) -> Iterator[int]:
-        views = queues[index][0]
-        _drop_front(views, self._connections[index].recvmsg_into(views[:VIEWS_MAX])[0])
+        # A connection that nothing was asked of can only become ready by its end.
+        views = queues[index][0] if queues[index] else []
+        received = self._connections[index].recvmsg_into(views[:VIEWS_MAX])[0] if views else 0
+        if not received:
+            raise BenchFailed("raw sockets: a serving process has ended")
+        _drop_front(views, received)
         if not views:
             queues[index].pop(0)
             yield owners[index].pop(0)

@@ -24,9 +24,13 @@ from ..errors import NodeError
 from ..key import Namespace
 from .channel import NodeChannel
 from .geometry import Batch
+from .inquiry import require_single_frame
 
 STRAGGLER_WAIT_S = 0.25
 """Once every block can be read, the nodes that are missing for `write_acks` get so much longer."""
+SILENT_S = 1.0
+"""A node that has not answered for so long is sent nothing more: its shards are written later, by
+repair, and do not pile up here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +78,15 @@ class BatchSave:
 
     async def run(self, deadline_s: float) -> BatchSaveResult:
         """Encodes, sends and waits; returns after `deadline_s` seconds at the latest."""
+        if deadline_s <= 0:
+            return self._result()
         self._encode()
         shards = self._shard_views()
         sums = [list(map(xxh3_64_intdigest, views)) for views in shards]
-        versions = wire.combine_checksums(np.array(sums[: self._code.k], np.uint64).T)
+        versions = wire.combine_checksums(self._keys, np.array(sums[: self._code.k], np.uint64).T)
         try:
             for shard, channel in enumerate(self._channels):
-                if channel.health.is_available:
+                if channel.health.is_available and channel.health.waiting_s < SILENT_S:
                     self._send(shard, channel, shards[shard], sums[shard], versions, deadline_s)
             if self._pending:
                 async with asyncio.timeout(deadline_s):
@@ -153,6 +159,13 @@ class BatchSave:
             self._finish()
         elif self._patience is None and (self._acks >= self._code.k).all():
             self._patience = self._loop.call_later(STRAGGLER_WAIT_S, self._finish)
+        if self._patience is not None and self._only_stragglers_left():
+            self._finish()
+
+    def _only_stragglers_left(self) -> bool:
+        """True if every node that is missing has kept others waiting before."""
+        waits_s = [self._channels[shard].health.waiting_s for shard in self._pending]
+        return all(wait_s > STRAGGLER_WAIT_S for wait_s in waits_s)
 
     def on_failed(self, shard: int) -> None:
         """A node will not answer."""
@@ -175,9 +188,8 @@ class BatchSave:
     def _result(self) -> BatchSaveResult:
         k = self._code.k
         is_readable = self._acks >= k
-        is_known = (is_readable & (self._stored == 0)) | (
-            ~is_readable & (self._kept > 0) & (self._acks + self._kept >= k)
-        )
+        # "Kept": another writer's version stays. It counts only where it can be read by itself.
+        is_known = (is_readable & (self._stored == 0)) | (~is_readable & (self._kept >= k))
         is_stored = is_readable & ~is_known
         return BatchSaveResult(
             stored=int(is_stored.sum()),
@@ -188,29 +200,32 @@ class BatchSave:
 
 
 class ShardWrite:
-    """The answer of one node to one WRITE."""
+    """The answer of one node to one WRITE. Once detached it knows nothing of the save any more."""
 
     def __init__(self, save: BatchSave, shard: int, count: int) -> None:
         self.is_detached = False
-        self._save = save
+        self._save: BatchSave | None = save
         self._shard = shard
         self._outcomes: NDArray[np.uint8] = np.zeros(count, np.uint8)
 
+    def detach(self) -> None:
+        self.is_detached = True
+        self._save = None
+
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+        require_single_frame(header)
         if header.count != len(self._outcomes) or len(body) != len(self._outcomes):
             raise wire.FrameError(f"{header.count} outcomes, expected {len(self._outcomes)}")
-        if not header.is_last:
-            raise wire.FrameError("more than one frame in the answer to WRITE")
         self._outcomes = np.frombuffer(body, np.uint8)
         return ()
 
     def on_payload(self) -> None:
-        """There is none: `on_frame` names no place, and the channel refuses one."""
+        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
-        if not self.is_detached:
+        if self._save is not None:
             self._save.on_outcomes(self._shard, self._outcomes)
 
     def on_failure(self, error: NodeError) -> None:
-        if not self.is_detached:
+        if self._save is not None:
             self._save.on_failed(self._shard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -39,6 +40,7 @@ class BlockingStoreClient:
             target=self._loop.run_forever, name="store-client", daemon=True
         )
         self._thread.start()
+        self._lock = threading.Lock()
         self._is_closed = False
         self._client = self._run(_make_client(cluster_map, source), "open")
 
@@ -115,10 +117,12 @@ class BlockingStoreClient:
         return self._client.counters
 
     def close(self) -> None:
-        """Closes all connections and ends the thread. May be called again."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Closes all connections and ends the thread; operations of other threads end with
+        ClientClosed. May be called again."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
         asyncio.run_coroutine_threadsafe(_close_client(self._client), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_DEADLINE_S)
@@ -137,14 +141,27 @@ class BlockingStoreClient:
         self.close()
 
     def _run(self, operation: Coroutine[Any, Any, ResultT], name: str) -> ResultT:
-        if self._is_closed:
-            operation.close()
-            raise ClientClosed(name)
-        future = asyncio.run_coroutine_threadsafe(operation, self._loop)
+        has_ended = threading.Event()
+
+        async def run_to_its_end() -> ResultT:
+            try:
+                return await operation
+            finally:
+                has_ended.set()
+
+        with self._lock:
+            if self._is_closed:
+                operation.close()
+                raise ClientClosed(name)
+            future = asyncio.run_coroutine_threadsafe(run_to_its_end(), self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise ClientClosed(name) from None
         except BaseException:
+            # Interrupted: the operation must not write to the caller's memory any more.
             future.cancel()
+            has_ended.wait(STOP_DEADLINE_S)
             raise
 
 
@@ -153,5 +170,10 @@ async def _make_client(cluster_map: ClusterMap, source: MapSource) -> StoreClien
 
 
 async def _close_client(client: StoreClient) -> None:
+    """Ends the operations that run, then the client."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
     await client.finish_writes()
     client.close()

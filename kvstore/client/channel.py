@@ -5,13 +5,16 @@ order, each into the `Sink` that came with the request (see receiver.py).
 
     closed --submit--> connecting --HELLO sent--> open --error, close--> closed
 
-The channel knows no blocks, no code and no retry. It fails all its requests at once when the
-connection fails, and tells its `NodeHealth` what it saw.
+The channel knows no blocks, no code and no retry. When the connection fails, all its requests fail
+at once; the next request connects anew. A sink is told of a failure from the event loop, never
+from within the call that submitted its request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import logging
 import os
 import socket
@@ -21,7 +24,7 @@ from collections.abc import Callable, Sequence
 from .. import wire
 from ..errors import DeadlineExceeded, NodeError, NodeUnreachable, ProtocolError
 from .health import NodeHealth
-from .receiver import AnswerReceiver, Sink, WaitingRequest
+from .receiver import SCATTER_VIEWS_MAX, AnswerReceiver, Sink, WaitingRequest
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,6 @@ ANSWER_DEADLINE_S = 10.0
 REQUESTS_OUTSTANDING_MAX = 256
 UNSENT_BYTES_MAX = 64 << 20
 """A node that does not read gets nothing more once so much waits for it."""
-SCATTER_VIEWS_MAX = 128
 
 
 class _Outgoing:
@@ -68,13 +70,18 @@ class NodeChannel:
         self._epoch = epoch
         self._loop = loop
         self._clock = clock
-        self._socket: socket.socket | None = None
-        self._is_open = False
         self._is_closed = False
-        self._has_writer = False
-        self._watchdog: asyncio.TimerHandle | None = None
-        self._connecting: asyncio.TimerHandle | None = None
         self._next_id = 1
+        self._attempt = 0
+        """Grows with every connection that begins or ends: what an old one left is not heard."""
+        self._is_begun = False
+        self._is_open = False
+        self._has_writer = False
+        self._socket: socket.socket | None = None
+        self._resolving: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._connect_timer: asyncio.TimerHandle | None = None
+        self._idle: asyncio.Future[None] | None = None
         self._waiting: deque[WaitingRequest] = deque()
         self._outgoing: deque[_Outgoing] = deque()
         self._unsent_bytes = 0
@@ -104,8 +111,8 @@ class NodeChannel:
         if refusal:
             self._loop.call_soon(sink.on_failure, NodeUnreachable(self.node, refusal))
             return request_id
-        if self._socket is None:
-            self._connect()
+        if not self._is_begun:
+            self._begin()
         self._enqueue(request_id, op, sink, body, count, payload, payload_bytes, deadline_s)
         if self._is_open and not self._has_writer:
             self._flush()
@@ -158,35 +165,23 @@ class NodeChannel:
                 return len(kept)
         return 0
 
-    @property
-    def is_idle(self) -> bool:
-        """True if nothing waits to be sent or answered."""
-        return not self._waiting
-
     def detach(self, sink: Sink) -> None:
         """From now on nothing of this sink's answer is written to the places it named."""
-        sink.is_detached = True
         self._receiver.detach(sink)
+        sink.detach()
 
     def _flush(self) -> None:
         """Hands the kernel what it takes; waits for writability if something is left."""
         assert self._socket is not None
         try:
             while self._outgoing:
-                views = self._outgoing[0].views
-                sent = self._socket.sendmsg(views[:SCATTER_VIEWS_MAX])
-                self._unsent_bytes -= sent
-                while sent:
-                    if sent < len(views[0]):
-                        views[0] = views[0][sent:]
-                        break
-                    sent -= len(views.pop(0))
-                if not views:
+                self._send_some(self._socket, self._outgoing[0].views)
+                if not self._outgoing[0].views:
                     self._outgoing.popleft()
         except BlockingIOError:
             pass
         except OSError as error:
-            self._fail(NodeUnreachable(self.node, f"send: {error}"))
+            self._fail_soon(f"send: {error.strerror}")
             return
         if bool(self._outgoing) != self._has_writer:
             self._has_writer = bool(self._outgoing)
@@ -195,42 +190,63 @@ class NodeChannel:
             else:
                 self._loop.remove_writer(self._socket)
 
+    def _send_some(self, connection: socket.socket, views: list[memoryview]) -> None:
+        sent = connection.sendmsg(views[:SCATTER_VIEWS_MAX])
+        self._unsent_bytes -= sent
+        while sent:
+            if sent < len(views[0]):
+                views[0] = views[0][sent:]
+                return
+            sent -= len(views.pop(0))
+
     # Connecting ---------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        host, port = self._address
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _begin(self) -> None:
+        self._is_begun = True
+        self._attempt += 1
         self._enqueue(0, wire.Op.HELLO, _HelloSink(self), self._hello, 0, (), 0, CONNECT_DEADLINE_S)
-        try:
-            self._socket.connect((host, port))
-        except BlockingIOError:
-            self._connecting = self._loop.call_later(CONNECT_DEADLINE_S, self._on_connect_late)
-            self._loop.add_writer(self._socket, self._on_connected)
-            self._has_writer = True
-        except OSError as error:
-            self._loop.call_soon(self._fail, NodeUnreachable(self.node, f"connect: {error}"))
+        self._connect_timer = self._loop.call_later(CONNECT_DEADLINE_S, self._on_connect_late)
+        host, _ = self._address
+        if _is_ip_address(host):
+            self._connect(host)
         else:
-            self._begin()
+            self._resolving = asyncio.ensure_future(self._resolve(host))
+
+    async def _resolve(self, host: str) -> None:
+        try:
+            found = await self._loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            self._fail_soon(f"{host}: {error.strerror}")
+        else:
+            self._connect(str(found[0][4][0]))
+
+    def _connect(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = self._socket.connect_ex((host, self._address[1]))
+        except OSError as error:
+            code = error.errno or errno.EIO
+        if code not in (0, errno.EINPROGRESS) or self._socket is None:
+            self._fail_soon(f"connect: {os.strerror(code)}")
+            return
+        self._loop.add_writer(self._socket, self._on_connected)
+        self._has_writer = True
 
     def _on_connected(self) -> None:
         assert self._socket is not None
         self._loop.remove_writer(self._socket)
         self._has_writer = False
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
         code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             host, port = self._address
             reason = f"connect to {host} port {port}: {os.strerror(code)}"
             self._fail(NodeUnreachable(self.node, reason))
-        else:
-            self._begin()
-
-    def _begin(self) -> None:
-        assert self._socket is not None
+            return
         self._is_open = True
         self._loop.add_reader(self._socket, self._on_readable)
         self._flush()
@@ -249,15 +265,35 @@ class NodeChannel:
         except wire.FrameError as error:
             self._fail(ProtocolError(self.node, str(error)))
         except OSError as error:
-            self._fail(NodeUnreachable(self.node, f"receive: {error}"))
+            self._fail(NodeUnreachable(self.node, f"receive: {error.strerror or error}"))
 
-    def _on_answered(self, request: WaitingRequest) -> None:
+    def _on_answered(self, request: WaitingRequest, is_ok: bool) -> None:
         oldest_s = self._waiting[0].sent_at_s if self._waiting else None
-        self.health.on_answered(self._clock() - request.sent_at_s, oldest_s)
-        if request.op != wire.Op.HELLO:
-            self.health.on_served()
+        self.health.on_answered(
+            self._clock() - request.sent_at_s,
+            oldest_s,
+            is_served=is_ok and request.op != wire.Op.HELLO,
+        )
+        if not self._waiting:
+            self._tell_idle()
 
     # Ending -------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing waits to be sent or answered."""
+        return not self._waiting
+
+    async def wait_until_idle(self) -> None:
+        """Returns when nothing waits to be sent or answered. For one caller at a time."""
+        if self._waiting:
+            self._idle = self._loop.create_future()
+            await self._idle
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        self._idle = None
 
     def _on_watchdog(self) -> None:
         self._watchdog = None
@@ -269,9 +305,19 @@ class NodeChannel:
         else:
             self._watchdog = self._loop.call_later(ANSWER_DEADLINE_S - age_s, self._on_watchdog)
 
+    def _fail_soon(self, detail: str) -> None:
+        """Fails this connection, unless another has followed it, once the present call is done."""
+        attempt = self._attempt
+
+        def fail() -> None:
+            if attempt == self._attempt:
+                self._fail(NodeUnreachable(self.node, detail))
+
+        self._loop.call_soon(fail)
+
     def _fail(self, error: NodeError) -> None:
         """Ends the connection; every request that waits fails with `error`."""
-        if self._socket is None:
+        if not self._is_begun:
             return
         log.info("node %s: %s", self.node, error.detail)
         self.health.on_failed()
@@ -282,22 +328,25 @@ class NodeChannel:
         self._disconnect()
         for request in waiting:
             request.sink.on_failure(error)
+        self._tell_idle()
 
     def _disconnect(self) -> None:
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._socket.close()
-        for timer in (self._watchdog, self._connecting):
-            if timer is not None:
-                timer.cancel()
-        self._watchdog = self._connecting = None
+        for handle in (self._watchdog, self._connect_timer, self._resolving):
+            if handle is not None:
+                handle.cancel()
+        self._watchdog = self._connect_timer = self._resolving = None
         self._socket = None
-        self._is_open = self._has_writer = False
+        self._attempt += 1
+        self._is_begun = self._is_open = self._has_writer = False
         self._waiting.clear()
         self._outgoing.clear()
         self._unsent_bytes = 0
         self._receiver.reset()
+        self.health.on_disconnected()
 
     def close(self) -> None:
         """Closes for good; requests that wait fail."""
@@ -313,6 +362,9 @@ class _HelloSink:
     def __init__(self, channel: NodeChannel) -> None:
         self._channel = channel
 
+    def detach(self) -> None:
+        """Nobody gives up a greeting but the channel itself."""
+
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
         theirs, ours = wire.parse_hello(bytes(body)), wire.parse_hello(self._channel._hello)
         if theirs != ours:
@@ -320,10 +372,18 @@ class _HelloSink:
         return ()
 
     def on_payload(self) -> None:
-        """HELLO has no payload; `on_frame` refuses one."""
+        """HELLO has no payload; `on_frame` names no place for one."""
 
     def on_end(self) -> None:
         log.debug("node %s: connected", self._channel.node)
 
     def on_failure(self, error: NodeError) -> None:
         self._channel._fail(error)
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

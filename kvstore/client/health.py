@@ -1,6 +1,6 @@
 """What the client believes of one node: is it there, and how slow is it.
 
-A circuit breaker and an estimate of latency, fed by the node's channels, read by `choose_shards`.
+A circuit breaker and an estimate of latency, fed by the channels, read by `choose_shards`.
 Nothing here waits, sends or decides.
 """
 
@@ -17,47 +17,78 @@ LATENCY_HALF_LIFE_S = 5.0
 """An old estimate fades, so that a node that was slow is tried again."""
 
 
-class NodeHealth:
-    """Failures and latency of one node. All times are seconds of the clock passed in."""
+class Breaker:
+    """The circuit breaker of one node, shared by all connections to it: after a failure the node is
+    left alone for a time that doubles, until it does real work again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failures_in_a_row = 0
-        self._closed_until_s = 0.0
+        self._open_until_s = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """True while the node is left alone."""
+        return self._clock() < self._open_until_s
+
+    def on_failed(self) -> None:
+        """A connection failed, or what came over it was wrong."""
+        backoff_s = min(BACKOFF_FIRST_S * 2**self._failures_in_a_row, BACKOFF_MAX_S)
+        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+        self._open_until_s = self._clock() + backoff_s
+
+    def on_served(self) -> None:
+        """The node did what it was asked to; a greeting or a refusal proves too little."""
+        self._failures_in_a_row = 0
+
+
+class NodeHealth:
+    """What one connection has seen of its node. All times are seconds of the clock passed in."""
+
+    def __init__(self, clock: Callable[[], float], breaker: Breaker) -> None:
+        self._clock = clock
+        self._breaker = breaker
         self._latency_s = 0.0
         self._sampled_at_s = 0.0
         self._oldest_asked_at_s: float | None = None
 
     @property
     def is_available(self) -> bool:
-        """False while the circuit breaker is open: after a failure, for a time that doubles."""
-        return self._clock() >= self._closed_until_s
+        """False while the circuit breaker is open."""
+        return not self._breaker.is_open
+
+    @property
+    def waiting_s(self) -> float:
+        """Age of the oldest request that has no answer; 0 if there is none."""
+        if self._oldest_asked_at_s is None:
+            return 0.0
+        return self._clock() - self._oldest_asked_at_s
 
     @property
     def delay_s(self) -> float:
         """How long an answer is expected to take: the faded running mean, or the age of the
         oldest request that waits, whichever is larger."""
-        now_s = self._clock()
-        fading: float = 0.5 ** ((now_s - self._sampled_at_s) / LATENCY_HALF_LIFE_S)
-        waiting_s = now_s - self._oldest_asked_at_s if self._oldest_asked_at_s is not None else 0.0
-        return max(self._latency_s * fading, waiting_s)
+        fading: float = 0.5 ** ((self._clock() - self._sampled_at_s) / LATENCY_HALF_LIFE_S)
+        return max(self._latency_s * fading, self.waiting_s)
 
     def on_asked(self, oldest_asked_at_s: float) -> None:
+        """A request was sent; `oldest_asked_at_s` belongs to the first one that waits."""
         self._oldest_asked_at_s = oldest_asked_at_s
 
-    def on_answered(self, latency_s: float, oldest_asked_at_s: float | None) -> None:
+    def on_answered(
+        self, latency_s: float, oldest_asked_at_s: float | None, *, is_served: bool
+    ) -> None:
         """An answer is complete; `oldest_asked_at_s` belongs to the next one that waits."""
         self._latency_s += LATENCY_WEIGHT * (latency_s - self._latency_s)
         self._sampled_at_s = self._clock()
         self._oldest_asked_at_s = oldest_asked_at_s
-
-    def on_served(self) -> None:
-        """The node did real work; a greeting alone proves too little to close the breaker."""
-        self._failures_in_a_row = 0
+        if is_served:
+            self._breaker.on_served()
 
     def on_failed(self) -> None:
         """The connection failed, or what came over it was wrong."""
-        backoff_s = min(BACKOFF_FIRST_S * 2**self._failures_in_a_row, BACKOFF_MAX_S)
-        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
-        self._closed_until_s = self._clock() + backoff_s
+        self._breaker.on_failed()
+
+    def on_disconnected(self) -> None:
+        """Nothing waits any more."""
         self._oldest_asked_at_s = None

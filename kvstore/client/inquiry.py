@@ -10,6 +10,12 @@ from ..errors import DeadlineExceeded, NodeError
 from .channel import NodeChannel
 
 
+def require_single_frame(header: wire.Header) -> None:
+    """FrameError unless this is all of an answer that has one frame and no payload."""
+    if not header.is_last or header.payload_bytes:
+        raise wire.FrameError("more than the one frame without a payload that was expected")
+
+
 async def ask_node(
     channel: NodeChannel,
     op: wire.Op,
@@ -39,14 +45,16 @@ class Inquiry:
         self.answer: asyncio.Future[bytes] = loop.create_future()
         self._body = b""
 
+    def detach(self) -> None:
+        self.is_detached = True
+
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
-        if not header.is_last:
-            raise wire.FrameError("more than one frame in an answer that has only one")
+        require_single_frame(header)
         self._body = bytes(body)
         return ()
 
     def on_payload(self) -> None:
-        """There is none: `on_frame` names no place, and the channel refuses one."""
+        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
         if not self.answer.done():

@@ -19,11 +19,12 @@ from ..cluster.placement import SPAN_BLOCKS
 from ..errors import NodeError
 from .channel import NodeChannel
 from .choose import delay_class
+from .inquiry import require_single_frame
 from .router import Lane, Router, split_into_batches
 
 NODES_ASKED = 2
-SECOND_ANSWER_WAIT_S = 0.01
-"""How long a shorter run of the first node waits for the second."""
+PATIENCE_S = 0.02
+"""A node that is silent for so long costs the question to one more node, not the whole deadline."""
 
 
 async def match_blocks(
@@ -62,15 +63,20 @@ async def present_blocks(
 
 
 def _blocks_by_group(router: Router, keys: Sequence[bytes], first_block: int) -> list[list[int]]:
+    """Blocks of each group, in pieces that fit a request."""
     groups: dict[str, list[int]] = {}
     for start, end in split_into_batches(first_block, len(keys), batch_blocks=SPAN_BLOCKS):
         blocks = groups.setdefault(router.span_of(keys, start).group.name, [])
         blocks.extend(range(start, end))
-    return list(groups.values())
+    size = wire.KEYS_PER_REQUEST_MAX
+    return [
+        blocks[at : at + size] for blocks in groups.values() for at in range(0, len(blocks), size)
+    ]
 
 
 class GroupMatch:
-    """The question to one group. `present[i]`: block `blocks[i]` is believed stored."""
+    """The question to one group about at most 1,024 blocks. `present[i]`: block `blocks[i]` is
+    believed to be stored."""
 
     def __init__(
         self,
@@ -85,55 +91,52 @@ class GroupMatch:
         self.done: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._deadline_s = deadline_s
-        self._keys = [keys[block] for block in blocks]
+        self._body = wire.join_keys([keys[block] for block in blocks])
+        self._answered = 0
         self._patience: asyncio.TimerHandle | None = None
         self._pending: dict[NodeAnswer, NodeChannel] = {}
-        placement = router.span_of(keys, blocks[0])
-        channels = router.shard_channels(placement, Lane.READ)
+        channels = router.shard_channels(router.span_of(keys, blocks[0]), Lane.READ)
         reachable = [one for one in channels if one.health.is_available]
         reachable.sort(key=lambda one: delay_class(one.health.delay_s))
-        if len(reachable) < router.map.code.k:
-            reachable = []
-        self._unasked = reachable
+        self._unasked = reachable if len(reachable) >= router.map.code.k else []
         for _ in range(NODES_ASKED):
             self._ask_further()
         self._check()
 
     def _ask_further(self) -> None:
-        if not self._unasked:
+        if not self._unasked or self.done.done():
             return
         channel = self._unasked.pop(0)
-        answer = NodeAnswer(self, len(self._keys))
+        answer = NodeAnswer(self, len(self.blocks))
         self._pending[answer] = channel
-        for start in range(0, len(self._keys), wire.KEYS_PER_REQUEST_MAX):
-            part = self._keys[start : start + wire.KEYS_PER_REQUEST_MAX]
-            channel.submit(
-                wire.Op.MATCH,
-                answer,
-                body=wire.join_keys(part),
-                count=len(part),
-                deadline_s=self._deadline_s,
-            )
+        channel.submit(
+            wire.Op.MATCH,
+            answer,
+            body=self._body,
+            count=len(self.blocks),
+            deadline_s=self._deadline_s,
+        )
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience = self._loop.call_later(PATIENCE_S, self._ask_further)
 
-    def on_answer(self, answer: NodeAnswer) -> None:
-        """One node has told all it knows."""
+    def on_answer(self, answer: NodeAnswer, present: NDArray[np.bool_]) -> None:
+        """One node has told what it has."""
         self._pending.pop(answer, None)
-        self.present |= answer.present
+        self._answered += 1
+        self.present |= present
         self._check()
 
     def on_failure(self, answer: NodeAnswer) -> None:
         """One node will not answer; the next one is asked."""
-        if self._pending.pop(answer, None) is not None:
-            self._ask_further()
-            self._check()
+        self._pending.pop(answer, None)
+        self._ask_further()
+        self._check()
 
     def _check(self) -> None:
-        if self.done.done():
-            return
-        if not self._pending or self.present.all():
+        is_enough = self._answered >= NODES_ASKED or bool(self.present.all())
+        if is_enough or not self._pending:
             self.settle()
-        elif len(self._pending) < NODES_ASKED and self._patience is None and self.present.any():
-            self._patience = self._loop.call_later(SECOND_ANSWER_WAIT_S, self.settle)
 
     def settle(self) -> None:
         """Answers that come later are not listened to."""
@@ -147,30 +150,33 @@ class GroupMatch:
 
 
 class NodeAnswer:
-    """One node's bitmaps, for one or more requests of at most 1,024 keys."""
+    """One node's bitmap. Once detached it knows nothing of the question any more."""
 
     def __init__(self, question: GroupMatch, key_count: int) -> None:
         self.is_detached = False
-        self.present: NDArray[np.bool_] = np.zeros(key_count, np.bool_)
-        self._question = question
-        self._known = 0
+        self._question: GroupMatch | None = question
+        self._key_count = key_count
+        self._present: NDArray[np.bool_] = np.zeros(key_count, np.bool_)
+
+    def detach(self) -> None:
+        self.is_detached = True
+        self._question = None
 
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
-        count = min(len(self.present) - self._known, wire.KEYS_PER_REQUEST_MAX)
-        if header.count != count or len(body) != -(-count // 8) or not header.is_last:
-            raise wire.FrameError(f"bitmap of {header.count} bits, expected {count}")
+        require_single_frame(header)
+        if header.count != self._key_count or len(body) != -(-self._key_count // 8):
+            raise wire.FrameError(f"bitmap of {header.count} bits, expected {self._key_count}")
         bits = np.unpackbits(np.frombuffer(body, np.uint8), bitorder="little")
-        self.present[self._known : self._known + count] = bits[:count]
-        self._known += count
+        self._present = bits[: self._key_count].astype(np.bool_)
         return ()
 
     def on_payload(self) -> None:
-        """There is none: `on_frame` names no place, and the channel refuses one."""
+        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
-        if self._known == len(self.present) and not self.is_detached:
-            self._question.on_answer(self)
+        if self._question is not None:
+            self._question.on_answer(self, self._present)
 
     def on_failure(self, error: NodeError) -> None:
-        if not self.is_detached:
+        if self._question is not None:
             self._question.on_failure(self)

@@ -28,11 +28,15 @@ class Sink(Protocol):
 
     is_detached: bool
 
+    def detach(self) -> None:
+        """Nobody wants this answer any more: sets `is_detached` and lets go of everything else."""
+
     def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
         """Returns where the payload goes: writable byte views, header.payload_bytes in all.
 
-        Raises wire.FrameError if the frame does not answer the request; it is called and checks
-        for a detached sink too, since that bounds how much a node may send.
+        Raises wire.FrameError if the frame, or the length of its payload, does not answer the
+        request. It is called and checks for a detached sink too, since that bounds how much a node
+        may send; the places it returns then do not matter.
         """
 
     def on_payload(self) -> None:
@@ -57,13 +61,13 @@ class WaitingRequest:
 
 class AnswerReceiver:
     """The receiving half of a connection. `waiting` holds the requests, oldest first; one is taken
-    off, and told to `on_answered`, when its answer is complete."""
+    off when its answer is complete, and `on_answered` is told whether its status was OK."""
 
     def __init__(
         self,
         node: str,
         waiting: deque[WaitingRequest],
-        on_answered: Callable[[WaitingRequest], None],
+        on_answered: Callable[[WaitingRequest, bool], None],
     ) -> None:
         self._node = node
         self._waiting = waiting
@@ -135,11 +139,10 @@ class AnswerReceiver:
         wire.check_body(header, self._body)
         sink = self._waiting[0].sink
         if header.status == wire.Status.OK:
-            self._views = list(sink.on_frame(header, self._body))
-            if sum(map(len, self._views)) != header.payload_bytes:
+            places = sink.on_frame(header, self._body)
+            self._views = [] if sink.is_detached else list(places)
+            if not sink.is_detached and sum(map(len, places)) != header.payload_bytes:
                 raise wire.FrameError(f"payload of {header.payload_bytes} bytes was not asked for")
-            if sink.is_detached:
-                self._views = []
         elif not header.is_last or header.payload_bytes:
             raise wire.FrameError(f"status {header.status} with a payload or more to come")
         self._view_at = 0
@@ -177,17 +180,18 @@ class AnswerReceiver:
         request = self._waiting[0]
         self.reset()
         if header.status != wire.Status.OK:
-            self._end_request()
+            self._end_request(request, is_ok=False)
             request.sink.on_failure(NodeRefused(self._node, _status_name(header.status)))
             return
         if not request.sink.is_detached:
             request.sink.on_payload()
         if header.is_last:
-            self._end_request()
+            self._end_request(request, is_ok=True)
             request.sink.on_end()
 
-    def _end_request(self) -> None:
-        self._on_answered(self._waiting.popleft())
+    def _end_request(self, request: WaitingRequest, *, is_ok: bool) -> None:
+        assert self._waiting.popleft() is request, "an answer ended out of order"
+        self._on_answered(request, is_ok)
 
 
 def _status_name(status: int) -> str:

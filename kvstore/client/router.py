@@ -16,7 +16,7 @@ from erasure.code import Code
 from ..cluster.entities import ClusterMap
 from ..cluster.placement import SPAN_BLOCKS, Placement, SpanPlacement
 from .channel import NodeChannel
-from .health import NodeHealth
+from .health import Breaker, NodeHealth
 
 PLACEMENTS_KEPT_MAX = 65536
 
@@ -43,6 +43,7 @@ class Router:
         self._loop = loop
         self._clock = clock
         self._channels: dict[tuple[str, Lane], NodeChannel] = {}
+        self._breakers: dict[str, Breaker] = {}
         self._placed: OrderedDict[bytes, SpanPlacement] = OrderedDict()
 
     def span_of(self, keys: Sequence[bytes], block: int) -> SpanPlacement:
@@ -68,6 +69,7 @@ class Router:
 
     def _open_channel(self, target: str) -> NodeChannel:
         node = self.map.node_of(target)
+        breaker = self._breakers.setdefault(node.name, Breaker(self._clock))
         return NodeChannel(
             node=node.name,
             address=(node.host, node.port),
@@ -75,18 +77,21 @@ class Router:
             target=target,
             target_index=self.map.target_number_by_name[target],
             epoch=self.map.epoch,
-            health=NodeHealth(self._clock),
+            health=NodeHealth(self._clock, breaker),
             loop=self._loop,
             clock=self._clock,
         )
 
     @property
-    def is_writing(self) -> bool:
-        """True while a node has not answered for what was sent to it on the write lane."""
-        return any(
-            lane is Lane.WRITE and not channel.is_idle
-            for (_, lane), channel in self._channels.items()
-        )
+    def is_idle(self) -> bool:
+        """True if no request waits anywhere."""
+        return all(channel.is_idle for channel in self._channels.values())
+
+    async def wait_until_written(self) -> None:
+        """Waits until every node has answered for what was sent to it on the write lane."""
+        for (_, lane), channel in list(self._channels.items()):
+            if lane is Lane.WRITE:
+                await channel.wait_until_idle()
 
     def close(self) -> None:
         """Closes every connection; requests that wait fail."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,8 +23,10 @@ from .pipeline import run_in_order
 from .results import SaveResult
 from .router import Lane, split_into_batches
 
-INQUIRY_DEADLINE_S = 1.0
-"""Finding out what is known may take so long; what is not known by then is sent."""
+INQUIRY_DEADLINE_S = 0.25
+INQUIRY_SHARE = 0.2
+"""Finding out what is known may take so long, and this share of the deadline at most; what is not
+known by then is sent."""
 
 
 async def save_blocks(
@@ -42,7 +45,7 @@ async def save_blocks(
     geometry = ShardGeometry(namespace.layout.block_bytes, router.code.k, router.code.m)
     started_at_s = context.clock()
     end_at_s = started_at_s + deadline_s
-    inquiry_s = min(INQUIRY_DEADLINE_S, deadline_s)
+    inquiry_s = min(INQUIRY_DEADLINE_S, deadline_s * INQUIRY_SHARE)
     runs = await _unknown_runs(context, keys, first_block, geometry.block_bytes, inquiry_s)
 
     async def save_one(start: int, end: int) -> BatchSaveResult:
@@ -107,33 +110,62 @@ async def _are_readable(
     context: ClientContext, keys: Sequence[bytes], start: int, end: int, deadline_s: float
 ) -> NDArray[np.bool_]:
     """For each block: do k nodes say that they hold a shard of one and the same version?"""
-    router, count = context.router, end - start
+    router = context.router
     channels = router.shard_channels(router.span_of(keys, start), Lane.READ)
     body = wire.join_keys(keys[start:end])
-
-    async def locate(channel: NodeChannel) -> NDArray[np.uint64]:
-        try:
-            answer = await ask_node(
-                channel,
-                wire.Op.LOCATE,
-                body=body,
-                count=count,
-                deadline_s=deadline_s,
-                loop=context.loop,
+    asking = [
+        asyncio.ensure_future(_locate_versions(context, channel, body, end - start, deadline_s))
+        for channel in channels
+        if channel.health.is_available
+    ]
+    end_at_s = context.clock() + deadline_s
+    readable = np.zeros(end - start, np.bool_)
+    try:
+        pending: set[asyncio.Future[list[int]]] = set(asking)
+        while pending and not readable.all():
+            done, pending = await asyncio.wait(
+                pending,
+                timeout=context.remaining_s(end_at_s),
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            found = wire.parse_records(answer, wire.LOCATION, count)
-        except (NodeError, wire.FrameError):
-            return np.zeros(count, np.uint64)  # this node counts for nothing here
-        return np.where(found["status"] == 1, found["block_xxh3"], 0).astype(np.uint64)
+            if not done:
+                break
+            answers = [one.result() for one in asking if one.done()]
+            readable = _find_readable(answers, router.code.k, end - start)
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return readable
 
-    reachable = [channel for channel in channels if channel.health.is_available]
-    versions = np.array(await asyncio.gather(*map(locate, reachable)), np.uint64)
-    versions = versions.reshape(len(reachable), count)
+
+async def _locate_versions(
+    context: ClientContext, channel: NodeChannel, body: bytes, count: int, deadline_s: float
+) -> list[int]:
+    """block_xxh3 of each block that one node has, 0 for the others and if it does not answer."""
+    try:
+        answer = await ask_node(
+            channel,
+            wire.Op.LOCATE,
+            body=body,
+            count=count,
+            deadline_s=deadline_s,
+            loop=context.loop,
+        )
+        found = wire.parse_records(answer, wire.LOCATION, count)
+    except (NodeError, wire.FrameError):
+        return [0] * count  # this node counts for nothing here
+    versions: list[int] = np.where(found["status"] == 1, found["block_xxh3"], 0).tolist()
+    return versions
+
+
+def _find_readable(answers: Sequence[Sequence[int]], k: int, count: int) -> NDArray[np.bool_]:
+    """Blocks for which k of the nodes' answers name the same version."""
     readable = np.zeros(count, np.bool_)
-    for block in range(count):
-        present = versions[:, block][versions[:, block] != 0]
-        counts = np.unique(present, return_counts=True)[1]
-        readable[block] = bool(len(counts)) and counts.max() >= router.code.k
+    if len(answers) >= k:
+        for block in range(count):
+            versions = Counter(answer[block] for answer in answers if answer[block])
+            readable[block] = max(versions.values(), default=0) >= k
     return readable
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import wire
-from ..errors import NodeError
+from ..errors import NodeError, ProtocolError
 from .context import ClientContext
 from .inquiry import ask_node
 from .router import Lane
@@ -35,10 +35,24 @@ async def ask_statistics(context: ClientContext, deadline_s: float) -> list[Node
         channel = context.router.channel(target.name, Lane.READ)
         try:
             body = await ask_node(channel, wire.Op.STAT, deadline_s=deadline_s, loop=context.loop)
-            statistics = json.loads(body)
-        except (NodeError, ValueError) as error:
-            detail = error.detail if isinstance(error, NodeError) else f"not JSON: {error}"
-            return NodeReport(node=name, address=address, is_alive=False, problem=detail)
-        return NodeReport(node=name, address=address, is_alive=True, statistics=statistics)
+            return NodeReport(
+                node=name, address=address, is_alive=True, statistics=read_statistics(name, body)
+            )
+        except NodeError as error:
+            return NodeReport(node=name, address=address, is_alive=False, problem=error.detail)
 
     return list(await asyncio.gather(*(ask(node.name, node.address) for node in nodes)))
+
+
+def read_statistics(node: str, body: bytes | bytearray) -> dict[str, Any]:
+    """The object in a STAT answer; ProtocolError if there is none. Its figures are not checked."""
+    try:
+        statistics = json.loads(body)
+    except RecursionError as error:
+        # Text and not a depth: the limit is the interpreter's, and depends on who calls.
+        raise ProtocolError(node, "its statistics are nested too deeply") from error
+    except ValueError as error:
+        raise ProtocolError(node, f"its statistics are not JSON: {error}") from error
+    if not isinstance(statistics, dict):
+        raise ProtocolError(node, f"its statistics are {type(statistics).__name__}, not an object")
+    return statistics

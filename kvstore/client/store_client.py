@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 MAP_LOOK_INTERVAL_S = 1.0
 OLD_MAP_GRACE_S = 60.0
-FINISH_POLL_S = 0.005
 
 
 class StoreClient:
@@ -90,8 +89,10 @@ class StoreClient:
         try:
             yield client
         finally:
-            await client.finish_writes()
-            client.close()
+            try:
+                await client.finish_writes()
+            finally:
+                client.close()
 
     @staticmethod
     def open(path: str | Path) -> BlockingStoreClient:
@@ -112,9 +113,10 @@ class StoreClient:
 
     async def finish_writes(self, *, deadline_s: float = 1.0) -> None:
         """Waits until the nodes that were still busy when a save returned have answered too."""
-        end_at_s = self._shared.clock() + check_deadline(deadline_s)
-        while self._shared.router.is_writing and self._shared.clock() < end_at_s:
-            await asyncio.sleep(FINISH_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(check_deadline(deadline_s)):
+                for router in (self._shared.router, *self._old_routers):
+                    await router.wait_until_written()
 
     def close(self) -> None:
         """Closes all connections. Operations that run end with what they have."""
@@ -248,10 +250,15 @@ class StoreClient:
         self._shared = replace(
             self._shared, router=Router(cluster_map, self._shared.loop, self._shared.clock)
         )
-        # Operations that run go on with the old map; after this time none of them can be left.
         self._old_routers.append(old)
         self._shared.loop.call_later(OLD_MAP_GRACE_S, self._drop_router, old)
 
     def _drop_router(self, router: Router) -> None:
+        """Closes an old map's connections, once the operations that began with it have ended."""
+        if self._is_closed:
+            return
+        if not router.is_idle:
+            self._shared.loop.call_later(OLD_MAP_GRACE_S, self._drop_router, router)
+            return
         self._old_routers.remove(router)
         router.close()

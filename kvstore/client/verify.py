@@ -27,9 +27,10 @@ class BlockVerifier:
     assigning slices, and only what is out of the ordinary is looked at block by block.
     """
 
-    def __init__(self, batch: Batch, code: Code) -> None:
+    def __init__(self, batch: Batch, keys: Sequence[bytes], code: Code) -> None:
         n, width = len(batch), code.k + code.m
         self._batch = batch
+        self._keys = keys
         self._code = code
         self._payload_xxh3 = [[0] * n for _ in range(width)]
         self._versions: list[list[int | None]] = [[None] * n for _ in range(width)]
@@ -38,8 +39,7 @@ class BlockVerifier:
         self._is_verified = [False] * n
         self._is_decoded = [False] * n
         self._has_begun = False
-        self.rejected = 0
-        """Shards that match their own checksum and still do not belong to their block."""
+        self._liars = 0
 
     def on_shards(
         self, shard: int, rows: Sequence[int], payload_xxh3: list[int], block_xxh3: list[int]
@@ -61,13 +61,17 @@ class BlockVerifier:
         """Are these bytes good already, so that nobody may write there again?"""
         return self._is_verified[row] or self._versions[shard][row] is not None
 
-    @property
-    def has_enough_shards(self) -> bool:
-        """True if every block has k shards, of whatever version."""
+    def is_run_decided(self, coming: int) -> bool:
+        """True if waiting for `coming` more shards cannot make the leading run longer: every block
+        has k shards, or all those before the first that can never have them do."""
         n, k = len(self._batch), self._code.k
         if self._arrived.count(n) >= k:
             return True
-        return all(len(self._shards_of(row)) >= k for row in range(n))
+        for row in range(n):
+            count = len(self._shards_of(row))
+            if count < k and not self._is_verified[row]:
+                return count + coming < k
+        return True
 
     @property
     def has_all_data(self) -> bool:
@@ -83,8 +87,12 @@ class BlockVerifier:
         """How many of the first `blocks` blocks needed decoding."""
         return sum(self._is_decoded[:blocks])
 
-    def assemble(self) -> None:
-        """Decodes and verifies every block that can be; call again when more shards have come."""
+    def assemble(self) -> int:
+        """Decodes and verifies every block that can be; call again when more shards have come.
+
+        Returns how many shards were found that match their own checksum and lie all the same.
+        """
+        liars_before = self._liars
         if not self._has_begun and (alike := self._whole_alike()):
             self._assemble_rows(range(len(self._batch)), alike)
         self._has_begun = True
@@ -96,6 +104,7 @@ class BlockVerifier:
                     rows_by_shards[tuple(usable)].append(row)
         for shards, rows in rows_by_shards.items():
             self._assemble_rows(rows, shards)
+        return self._liars - liars_before
 
     def _whole_alike(self) -> list[int]:
         """k or more shards that arrived for every block, all of one version; or none."""
@@ -125,7 +134,8 @@ class BlockVerifier:
         if missing:
             self._decode(rows, missing, sources)
         sums = np.array([self._payload_xxh3[j] for j in range(k)], np.uint64).T
-        combined = wire.combine_checksums(sums if len(rows) == len(sums) else sums[list(rows)])
+        keys = [self._keys[row] for row in rows]
+        combined = wire.combine_checksums(keys, sums[list(rows)])
         for row, computed in zip(rows, combined, strict=True):
             version = self._versions[sources[0]][row]
             if computed == version:
@@ -162,8 +172,8 @@ class BlockVerifier:
             rebuilt = self._rebuild(row, wanted, sources)
             sums = np.array([[self._payload_xxh3[j][row] for j in range(k)]], np.uint64)
             sums[0, wanted] = [xxh3_64_intdigest(shard.data) for shard in rebuilt]
-            if wire.combine_checksums(sums)[0] == version:
-                self.rejected += 1
+            if wire.combine_checksums([self._keys[row]], sums)[0] == version:
+                self._liars += 1
                 for j, shard in zip(wanted, rebuilt, strict=True):
                     self._batch.shard_view(row, j)[:] = shard.data
                 return True

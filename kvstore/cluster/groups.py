@@ -60,29 +60,6 @@ def group_count(target_count: int, node_count: int, width: int) -> int:
     return max(GROUPS_MAX_BALANCED, -(-TARGET_GROUPS_MIN * target_count // width))
 
 
-def plan_groups_with_new_targets(
-    groups: Sequence[tuple[str, ...]], targets_by_node: Mapping[str, Sequence[str]]
-) -> list[tuple[str, ...]]:
-    """The groups after targets were added, with as few shards moved as balance allows.
-
-    Each new target takes the place of one old target in its share of the groups, at the same
-    position. Groups keep their order, so under their old names a span stays in its group and only
-    the shards on replaced targets move. If there are too few groups to share out, copies of them
-    follow the old ones first; a span that goes over to a copy moves nothing by that.
-
-    Raises InvalidArgument if there are no groups or a group's target is not among the targets.
-    """
-    width = len(groups[0]) if groups else 0
-    fleet = _Fleet(targets_by_node, width)
-    for names in list(groups) * _copies_needed(fleet, len(groups), width):
-        fleet.add([fleet.index_of(name) for name in names])
-    share = len(fleet.groups) * width // fleet.target_count
-    for target in np.flatnonzero(fleet.uses == 0):
-        while fleet.uses[target] < share and _give_place(fleet, int(target)):
-            pass
-    return [tuple(fleet.names[member] for member in group) for group in fleet.groups]
-
-
 class _Fleet:
     """Targets by number, and the groups made so far with their counts."""
 
@@ -103,8 +80,7 @@ class _Fleet:
             if depth < len(row)
         ]
         self.names = [name for name, _ in order]
-        self.number = {name: index for index, name in enumerate(self.names)}
-        if len(self.number) != len(self.names):
+        if len(set(self.names)) != len(self.names):
             raise InvalidArgument(
                 "targets", given=f"{len(self.names)} names", expected="each name once"
             )
@@ -116,26 +92,11 @@ class _Fleet:
         self.groups_of: list[list[int]] = [[] for _ in self.names]
         self.uses: npt.NDArray[np.int64] = np.zeros(self.target_count, dtype=np.int64)
 
-    def index_of(self, name: str) -> int:
-        if name not in self.number:
-            raise InvalidArgument(
-                "target of a group", given=name, expected="one of the targets of the nodes"
-            )
-        return self.number[name]
-
     def add(self, members: list[int]) -> None:
         for member in members:
             self.groups_of[member].append(len(self.groups))
             self.uses[member] += 1
         self.groups.append(members)
-
-    def replace(self, *, group: int, position: int, target: int) -> None:
-        old = self.groups[group][position]
-        self.groups_of[old].remove(group)
-        self.uses[old] -= 1
-        self.groups[group][position] = target
-        self.groups_of[target].append(group)
-        self.uses[target] += 1
 
     def shared_with(self, target: int) -> npt.NDArray[np.int64]:
         """Shape [targets]: how many groups each target has in common with `target`."""
@@ -160,37 +121,3 @@ def _choose_members(fleet: _Fleet, width: int) -> list[int]:
         # Squares: two pairs that met once are better than one that met twice.
         cost += fleet.shared_with(member) ** 2
     return members
-
-
-def _copies_needed(fleet: _Fleet, count: int, width: int) -> int:
-    """How often `count` groups must be repeated before new targets can take places in them."""
-    # Two places for each target, so that nobody's last one is given away.
-    least = max(-(-2 * fleet.target_count // width), fleet.targets_on_node_max)
-    wanted = max(least, group_count(fleet.target_count, fleet.node_count, width))
-    # Half of what is wanted balances well enough; without that slack each new node could double
-    # the number of groups.
-    return 1 if count >= max(least, wanted // 2) else -(-wanted // count)
-
-
-def _give_place(fleet: _Fleet, target: int) -> bool:
-    """Put `target` in the place of the most used target it can replace.
-
-    False, and nothing is changed, if no target that it can replace is used two times more.
-    """
-    node = fleet.node_of[target]
-    members = np.array(fleet.groups, dtype=np.int64)
-    nodes = fleet.node_of[members]
-    is_same_node = nodes == node
-    # A group that has a target of this node can only give that one's place.
-    can_give = (is_same_node.sum(axis=1, keepdims=True) == is_same_node) & (members != target)
-    uses = np.where(can_give, fleet.uses[members], -1)
-    if uses.max() < fleet.uses[target] + 2:
-        return False
-    # Among the most used ones, a group whose other nodes have met this node the least.
-    met = np.bincount(fleet.node_of, weights=fleet.shared_with(target), minlength=fleet.node_count)[
-        nodes
-    ]
-    cost = np.where(uses == uses.max(), met.sum(axis=1, keepdims=True) - met, np.inf)
-    group, position = divmod(int(cost.argmin()), members.shape[1])
-    fleet.replace(group=group, position=position, target=target)
-    return True

@@ -4,7 +4,6 @@ Pure, and the same in every process and language: docs/formats/cluster-map.md ha
 vectors. It says where a shard belongs, not whether it is there.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,16 +23,6 @@ MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 MIX_B = np.uint64(0x94D049BB133111EB)
 
 
-def span_index(block_index: int) -> int:
-    """The span that block number `block_index` of a chain belongs to."""
-    return block_index // SPAN_BLOCKS
-
-
-def span_anchor(keys: Sequence[bytes], span: int) -> bytes:
-    """The key that places a span: that of its first block. `keys` is the chain from block 0."""
-    return keys[span * SPAN_BLOCKS]
-
-
 def rotation(anchor: bytes, width: int) -> int:
     """How far the shards of a span are turned within their group, 0 to width - 1."""
     return xxhash.xxh3_64_intdigest(anchor, seed=ROTATION_SEED) % width
@@ -45,15 +34,6 @@ class SpanPlacement:
 
     group: Group
     rotation: int
-
-    def target_of_shard(self, shard: int) -> str:
-        """Name of the target that holds shard `shard` of every block of the span."""
-        targets = self.group.targets
-        return targets[(shard + self.rotation) % len(targets)]
-
-    def shard_of_position(self, position: int) -> int:
-        """The shard that lies on the group's target number `position`."""
-        return (position - self.rotation) % len(self.group.targets)
 
     def targets_by_shard(self) -> tuple[str, ...]:
         """Target names in the order of the shards they hold."""

@@ -27,7 +27,10 @@ class FileMapSource:
         self._seen: tuple[int, ...] | None = None
 
     def load(self) -> ClusterMap:
-        """Read the file. Refuses another cluster's map and one that is not newer but different."""
+        """Read the file.
+
+        Refuses another cluster's map, one of another code, and one that is different but not newer.
+        """
         content, state = read_map_file(self.path)
         cluster_map = parse_cluster_map(content, self.path)
         problems = _changes_refused(self._loaded, cluster_map)
@@ -51,9 +54,15 @@ def _changes_refused(old: ClusterMap | None, new: ClusterMap) -> list[str]:
         return []
     if new.cluster != old.cluster:
         return [f"cluster: given {new.cluster}, expected {old.cluster} as before"]
+    problems = []
+    if (new.code.k, new.code.m) != (old.code.k, old.code.m):
+        problems.append(
+            f"code: given {new.code.k}+{new.code.m}, expected {old.code.k}+{old.code.m} as before:"
+            " with another code every block that is stored would be unreadable"
+        )
     if new.epoch <= old.epoch:
-        return [f"epoch: given {new.epoch}, expected more than {old.epoch} after a change"]
-    return []
+        problems.append(f"epoch: given {new.epoch}, expected more than {old.epoch} after a change")
+    return problems
 
 
 def _fingerprint(state: os.stat_result) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from ipaddress import IPv6Address, ip_address
 
+from ..layout import SHARDS_MAX
 from .entities import ClusterMap, CodeShape, Group, Node, Target, default_write_acks
 
 MAP_FORMAT = 1
-SHARDS_MAX = 32
 NODES_MAX = 4096
 TARGETS_MAX = 16384
 GROUPS_MAX = 65535

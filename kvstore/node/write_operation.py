@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from .. import wire
+from ..layout import SHARDS_MAX
 from ..wire import WriteOutcome
 from .answers import Request, answer, refuse, refuse_unread
 from .buffers import Buffer
@@ -30,7 +31,6 @@ from .slot import SLOT_HEADER, SlotGeometry
 from .space import SlotRun
 from .target import Target
 
-SHARDS_OF_A_BLOCK_MAX = 32
 WRITE_AT_ONCE_BYTES_MAX = 2 << 20
 """More than that is written by a thread in any case."""
 SLOW_WRITE_S = 0.01
@@ -96,8 +96,8 @@ def find_write_problem(batch: np.void, keys: Sequence[bytes], payload_bytes: int
         return "no shards, expected at least one"
     if len(set(keys)) < len(keys):
         return "a key stands twice in one request"
-    if not (k >= 1 and k + m <= SHARDS_OF_A_BLOCK_MAX and shard < k + m):
-        return f"shard {shard} of {k} + {m}, expected at most {SHARDS_OF_A_BLOCK_MAX} shards"
+    if not (k >= 1 and k + m <= SHARDS_MAX and shard < k + m):
+        return f"shard {shard} of {k} + {m}, expected at most {SHARDS_MAX} shards"
     if payload_bytes != len(keys) * shard_bytes or not shard_bytes:
         return f"payload of {payload_bytes} bytes for {len(keys)} shards of {shard_bytes}"
     if not 0 < block_bytes <= k * shard_bytes:

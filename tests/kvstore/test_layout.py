@@ -1,4 +1,4 @@
-"""Layouts: sections, offsets, fingerprints, padding."""
+"""Layouts: sections, fingerprints, padding."""
 
 import pickle
 
@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from erasure import code
 from kvstore.errors import InvalidArgument, StoreError
 from kvstore.layout import (
     BLOCK_BYTES_MAX,
+    SHARDS_MAX,
     BlockLayout,
     Section,
     padded_bytes,
@@ -25,9 +27,8 @@ FLASH = BlockLayout(
 )
 
 
-def test_layout_has_sizes_and_offsets_of_its_sections() -> None:
+def test_layout_is_as_long_as_its_sections() -> None:
     assert FLASH.block_bytes == 113_920
-    assert FLASH.section_offsets == (0, 22784, 45568, 68352)
 
 
 def test_shard_borders_are_layer_borders_for_the_flash_layout_and_ten_data_shards() -> None:
@@ -131,3 +132,8 @@ def test_padding_is_the_smallest_multiple_that_holds_the_block(block_bytes: int,
 def test_padding_is_refused_when_a_number_is_out_of_range(block_bytes: object, k: object) -> None:
     with pytest.raises(InvalidArgument, match="expected a whole number"):
         padded_bytes(block_bytes, k)  # type: ignore[arg-type]
+
+
+def test_a_block_may_have_as_many_shards_as_the_erasure_code_allows() -> None:
+    # Two constants, because layouts are pure and the code's module is not.
+    assert SHARDS_MAX == code.SHARDS_MAX

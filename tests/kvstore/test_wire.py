@@ -216,15 +216,40 @@ def test_parts_are_parsed_into_what_they_were_packed_from(
             payload,
             block,
         )
-    found_first, found = wire.parse_part(wire.pack_part(first, records), len(rows))
-    assert found_first == first
-    assert found.tobytes() == records.tobytes()
+    found = wire.parse_part_columns(wire.pack_part(first, records), len(rows))
+    assert found == (
+        first,
+        [wire.part_head(status, shard, size) for status, shard, size, *_ in rows],
+        *([row[column] for row in rows] for column in (3, 4, 5)),
+    )
 
 
-@pytest.mark.parametrize(("size", "count"), [(0, 1), (7, 0), (39, 1), (41, 1), (72, 1)])
+def test_part_head_is_the_first_8_bytes_of_a_part_record() -> None:
+    golden = read_golden("frame_read_response")
+    assert golden[72:80].hex() == "010b0000802c0000"
+    assert wire.part_head(1, 11, 11_392) == int.from_bytes(golden[72:80], "little")
+    # Another status, a byte that must be zero, or another size is another word.
+    assert wire.part_head(1, 11, 11_392) != wire.part_head(0, 11, 11_392)
+    assert wire.part_head(1, 0, 256) != wire.part_head(1, 1, 0)
+
+
+def test_part_columns_of_the_golden_frame_are_known() -> None:
+    body = read_golden("frame_read_response")[wire.HEADER_BYTES :]
+    assert wire.parse_part_columns(body, 2) == wire.PartColumns(
+        first=64,
+        heads=[0x00002C80_0000_0B_01, 0],
+        generations=[0x0102030405060708, 0],
+        payload_xxh3=[0x1112131415161718, 0],
+        block_xxh3=[0x2122232425262728, 0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "count"), [(0, 0), (0, 1), (7, 0), (9, 0), (39, 1), (41, 1), (72, 1), (40, 2)]
+)
 def test_parts_are_refused_when_the_count_does_not_fit(size: int, count: int) -> None:
-    with pytest.raises(wire.FrameError):
-        wire.parse_part(bytes(size), count)
+    with pytest.raises(wire.FrameError, match=f"body of {size} bytes, expected 8 [+] {count} x 32"):
+        wire.parse_part_columns(bytes(size), count)
 
 
 def test_block_checksum_is_that_of_the_shard_checksums_in_order() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.health import BACKOFF_FIRST_S, BACKOFF_MAX_S, NodeHealth
+from kvstore.client.health import BACKOFF_FIRST_S, BACKOFF_MAX_S, Breaker, NodeHealth
 
 
 class ManualClock:
@@ -20,7 +20,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def health(clock: ManualClock) -> NodeHealth:
-    return NodeHealth(clock)
+    return NodeHealth(clock, Breaker(clock))
 
 
 def test_a_new_node_is_available_and_expected_to_be_fast(health: NodeHealth) -> None:
@@ -46,7 +46,11 @@ def test_work_done_makes_the_next_failure_a_first_one(
 ) -> None:
     for _ in range(5):
         health.on_failed()
-    health.on_served()
+    health.on_answered(0.001, None, is_served=False)
+    health.on_failed()
+    clock.now_s += BACKOFF_FIRST_S
+    assert not health.is_available, "a refusal is no work"
+    health.on_answered(0.001, None, is_served=True)
     clock.now_s += BACKOFF_MAX_S
     health.on_failed()
     clock.now_s += BACKOFF_FIRST_S
@@ -65,7 +69,7 @@ def test_an_old_slow_answer_fades_so_that_the_node_is_tried_again(
     health: NodeHealth, clock: ManualClock
 ) -> None:
     for _ in range(20):
-        health.on_answered(0.1, None)
+        health.on_answered(0.1, None, is_served=True)
     assert health.delay_s == pytest.approx(0.1, rel=0.01)
     clock.now_s += 60.0
     assert health.delay_s < 0.001

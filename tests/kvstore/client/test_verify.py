@@ -24,6 +24,7 @@ class Stored:
     blocks: NDArray[np.uint8]
     shards: list[list[bytes]]
     versions: list[int]
+    keys: list[bytes]
 
 
 def make_batch(geometry: ShardGeometry, blocks: NDArray[np.uint8]) -> tuple[Batch, object]:
@@ -51,7 +52,9 @@ def store(k: int, m: int, block_bytes: int, count: int, seed: int) -> Stored:
     )
     shards = [[bytes(batch.shard_view(b, j)) for j in range(k + m)] for b in range(count)]
     sums = np.array([[xxh3_64_intdigest(s) for s in row] for row in shards], np.uint64)
-    return Stored(geometry, code, blocks, shards, wire.combine_checksums(sums[:, :k]))
+    keys = [bytes([index]) * 32 for index in range(count)]
+    versions = wire.combine_checksums(keys, sums[:, :k])
+    return Stored(geometry, code, blocks, shards, versions, keys)
 
 
 class Fetched:
@@ -61,7 +64,7 @@ class Fetched:
         self.stored = stored
         self.blocks = np.zeros_like(stored.blocks)
         self.batch, self._scratch = make_batch(stored.geometry, self.blocks)
-        self.verifier = BlockVerifier(self.batch, stored.code)
+        self.verifier = BlockVerifier(self.batch, stored.keys, stored.code)
 
     def deliver(self, block: int, shard: int) -> None:
         self._deliver(block, shard, self.stored.shards[block][shard], self.stored.versions[block])
@@ -98,7 +101,7 @@ def test_any_k_shards_give_every_block_back(
         shards = data.draw(st.permutations(range(k + m)))[:k]
         for shard in shards:
             fetched.deliver(block, shard)
-    assert fetched.verifier.has_enough_shards
+    assert fetched.verifier.is_run_decided(coming=m)
     fetched.verifier.assemble()
     assert fetched.verifier.leading_blocks == count
     assert np.array_equal(fetched.blocks, stored.blocks)
@@ -110,7 +113,8 @@ def test_a_block_with_too_few_shards_ends_the_leading_run() -> None:
     for block, shards in ((0, (0, 1, 2, 3)), (1, (0, 1, 5)), (2, (2, 3, 4, 5))):
         for shard in shards:
             fetched.deliver(block, shard)
-    assert not fetched.verifier.has_enough_shards
+    assert not fetched.verifier.is_run_decided(coming=1)
+    assert fetched.verifier.is_run_decided(coming=0)
     fetched.verifier.assemble()
     assert fetched.verifier.leading_blocks == 1
     fetched.deliver(1, 2)

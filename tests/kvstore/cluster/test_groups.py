@@ -1,18 +1,14 @@
-"""Plans of code groups: balance over targets and over pairs of nodes, growth."""
+"""Plans of code groups: balance over targets and over pairs of nodes."""
 
 from collections import Counter
 from itertools import combinations
 from math import comb
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.cluster.groups import (
-    group_count,
-    plan_groups,
-    plan_groups_with_new_targets,
-)
+from kvstore.cluster.groups import group_count, plan_groups
 from kvstore.errors import InvalidArgument
 from tests.kvstore.cluster.fleets import targets_by_node
 
@@ -138,74 +134,3 @@ def test_plan_is_refused_when_there_are_too_few_nodes(width: int) -> None:
 def test_plan_is_refused_when_a_target_is_named_twice() -> None:
     with pytest.raises(InvalidArgument, match="each name once"):
         plan_groups({"a": ["t"], "b": ["t"]}, 2)
-
-
-# --- growth
-
-
-@pytest.mark.parametrize("node_count", [12, 13, 24, 36])
-def test_new_node_takes_its_share_and_moves_nothing_else(node_count: int) -> None:
-    old = plan_groups(targets_by_node(node_count), 12)
-    fleet = targets_by_node(node_count + 1)
-    new = plan_groups_with_new_targets(old, fleet)
-    assert_valid(new, fleet, 12)
-    copies = (old * len(new))[: len(new)]
-    changed = [
-        (before, after)
-        for group, grown in zip(copies, new, strict=True)
-        for before, after in zip(group, grown, strict=True)
-        if before != after
-    ]
-    assert {after for _, after in changed} == {f"n{node_count}-0"}
-    share = len(changed) / (12 * len(new))
-    assert 0.9 / (node_count + 1) <= share <= 1 / (node_count + 1)
-    given_up = Counter(before for before, _ in changed)
-    assert max(given_up.values()) - min(given_up.values()) <= 1
-
-
-def test_balance_holds_when_nodes_are_added_one_by_one() -> None:
-    groups = plan_groups(targets_by_node(12), 12)
-    for node_count in range(13, 25):
-        fleet = targets_by_node(node_count)
-        groups = plan_groups_with_new_targets(groups, fleet)
-        assert_valid(groups, fleet, 12)
-        uses = uses_of(groups)
-        assert max(uses.values()) - min(uses.values()) <= 2, node_count
-        assert len(node_pairs_of(groups)) == comb(node_count, 2)
-
-
-def test_new_disks_of_old_nodes_take_their_share() -> None:
-    old = plan_groups(targets_by_node(12), 12)
-    fleet = targets_by_node(12, 2)
-    new = plan_groups_with_new_targets(old, fleet)
-    assert_valid(new, fleet, 12)
-    uses = uses_of(new)
-    assert max(uses.values()) - min(uses.values()) <= 1
-
-
-def test_growth_leaves_the_groups_alone_when_nothing_is_new() -> None:
-    fleet = targets_by_node(24)
-    groups = plan_groups(fleet, 12)
-    assert plan_groups_with_new_targets(groups, fleet) == groups
-
-
-@settings(max_examples=25)
-@given(st.data())
-def test_growth_keeps_groups_valid_for_uneven_fleets(data: st.DataObject) -> None:
-    width = data.draw(st.integers(1, 5))
-    sizes = data.draw(st.lists(st.integers(1, 3), min_size=width, max_size=9))
-    before = {f"n{i}": [f"n{i}-{j}" for j in range(size)] for i, size in enumerate(sizes)}
-    more = data.draw(st.lists(st.integers(0, 2), min_size=len(sizes), max_size=len(sizes) + 3))
-    after = {
-        f"n{i}": [f"n{i}-{j}" for j in range((sizes[i] if i < len(sizes) else 1) + extra)]
-        for i, extra in enumerate(more)
-    }
-    groups = plan_groups(before, width)
-    assert_valid(groups, before, width)
-    assert_valid(plan_groups_with_new_targets(groups, after), after, width)
-
-
-def test_growth_is_refused_when_a_group_has_a_target_that_is_gone() -> None:
-    groups = plan_groups(targets_by_node(13), 12)
-    with pytest.raises(InvalidArgument, match="n12-0"):
-        plan_groups_with_new_targets(groups, targets_by_node(12))

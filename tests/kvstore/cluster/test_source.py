@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cluster.map import ClusterMap, Node, write_cluster_map
+from kvstore.cluster.map import ClusterMap, CodeShape, Node, write_cluster_map
 from kvstore.cluster.source import FileMapSource, MapSource
 from kvstore.errors import InvalidClusterMap, MissingClusterMap
 from tests.kvstore.cluster.fleets import planned_map
@@ -73,3 +73,17 @@ def test_map_of_another_cluster_is_refused(tmp_path: Path) -> None:
     write_cluster_map(replace(planned_map(12), cluster="f" * 32, epoch=9), path)
     with pytest.raises(InvalidClusterMap, match="cluster: given ffff"):
         source.load()
+
+
+@pytest.mark.parametrize(("k", "m"), [(9, 3), (11, 1), (12, 0)])
+def test_map_of_another_code_is_refused_however_new_it_is(tmp_path: Path, k: int, m: int) -> None:
+    path = tmp_path / "cluster.toml"
+    old = planned_map(12)
+    write_cluster_map(old, path)
+    source = FileMapSource(path)
+    source.load()
+    write_cluster_map(replace(old, epoch=2, code=CodeShape(k=k, m=m, write_acks=k)), path)
+    with pytest.raises(InvalidClusterMap, match=rf"code: given {k}\+{m}, expected 10\+2 as before"):
+        source.load()
+    write_cluster_map(replace(old, epoch=2, code=replace(old.code, write_acks=12)), path)
+    assert source.load().code.write_acks == 12

@@ -221,19 +221,20 @@ def parse_read_answer(answer: Answer, count: int, shard_bytes: int) -> list[Read
     """The shards in the frames of a READ response; asserts that the frames cover all keys."""
     found: list[ReadShard | None] = []
     for header, body, payload in zip(answer.headers, answer.bodies, answer.payloads, strict=True):
-        first, records = wire.parse_part(body, header.count)
-        assert first == len(found)
+        part = wire.parse_part_columns(body, header.count)
+        assert part.first == len(found)
         at = 0
-        for record in records:
-            if not record["status"]:
+        for head, *fields in zip(*part[1:], strict=True):
+            if not head & 0xFF:
                 found.append(None)
                 continue
-            assert record["payload_bytes"] == shard_bytes
+            shard = head >> 8 & 0xFF
+            assert head == wire.part_head(1, shard, shard_bytes)
             data = payload[at : at + shard_bytes]
             at += shard_bytes
-            assert xxh3_64_intdigest(data) == record["payload_xxh3"]
-            fields = ("shard", "generation", "payload_xxh3", "block_xxh3")
-            found.append(ReadShard(data, *(int(record[field]) for field in fields)))
+            read = ReadShard(data, shard, *fields)
+            assert xxh3_64_intdigest(data) == read.payload_xxh3
+            found.append(read)
         assert at == len(payload)
     assert len(found) == count
     return found
