@@ -127,6 +127,9 @@ def spawn_node(
             stdout=subprocess.PIPE,
             stderr=log,
             cwd=CODE_ROOT,
+            # numpy's library for linear algebra would start a thread for each core, which a node
+            # has no use for and which spin while they start.
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[listener.fileno()],
             # Ctrl-C at the terminal and the end of the shell are not meant for it.
             start_new_session=True,

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from erasure.code import BufferAddresses, ErasureError, addresses_of
 
 from ..errors import InvalidArgument
@@ -86,4 +88,21 @@ def hold_buffers(
                 given=f"{length} bytes",
                 expected=f"{block_bytes} bytes, a block of the namespace's layout",
             )
+    if writable:
+        _check_apart(held)
     return [memoryview(buffer).cast("B") for buffer in buffers], held
+
+
+def _check_apart(held: BufferAddresses) -> None:
+    """No buffer shares a byte with another: a shard would be checked, then overwritten."""
+    order = np.argsort(held.addresses)
+    ends = held.addresses[order] + held.lengths_bytes[order].astype(np.uintp)
+    shared = np.flatnonzero(held.addresses[order][1:] < ends[:-1])
+    if len(shared):
+        first, second = order[shared[0]], order[shared[0] + 1]
+        held.release()
+        raise InvalidArgument(
+            "buffers",
+            given=f"buffers[{first}] and buffers[{second}], which share memory",
+            expected="memory of its own for each block",
+        )

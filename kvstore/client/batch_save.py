@@ -26,6 +26,7 @@ from .channel import NodeChannel
 from .geometry import Batch
 from .inquiry import require_single_frame
 
+BLOCKS_IN_CACHE = 8
 STRAGGLER_WAIT_S = 0.25
 """Once every block can be read, the nodes that are missing for `write_acks` get so much longer."""
 SILENT_S = 1.0
@@ -78,16 +79,20 @@ class BatchSave:
 
     async def run(self, deadline_s: float) -> BatchSaveResult:
         """Encodes, sends and waits; returns after `deadline_s` seconds at the latest."""
-        if deadline_s <= 0:
+        reachable = [
+            shard
+            for shard, channel in enumerate(self._channels)
+            if channel.health.is_available and channel.health.waiting_s < SILENT_S
+        ]
+        # With fewer than k the block could not be read, and might replace one that can be again.
+        if deadline_s <= 0 or len(reachable) < self._code.k:
             return self._result()
-        self._encode()
         shards = self._shard_views()
-        sums = [list(map(xxh3_64_intdigest, views)) for views in shards]
+        sums = self._encode_and_hash(shards)
         versions = wire.combine_checksums(self._keys, np.array(sums[: self._code.k], np.uint64).T)
         try:
-            for shard, channel in enumerate(self._channels):
-                if channel.health.is_available and channel.health.waiting_s < SILENT_S:
-                    self._send(shard, channel, shards[shard], sums[shard], versions, deadline_s)
+            for shard in reachable:
+                self._send(shard, shards[shard], sums[shard], versions, deadline_s)
             if self._pending:
                 async with asyncio.timeout(deadline_s):
                     await self._done
@@ -97,14 +102,22 @@ class BatchSave:
             self._settle()
         return self._result()
 
-    def _encode(self) -> None:
+    def _encode_and_hash(self, shards: list[list[memoryview]]) -> list[list[int]]:
+        """Fills the parity; payload_xxh3 of each shard's blocks. A few blocks at a time, so that
+        they are read from memory once and not a second time for hashing."""
         self._batch.spread_tails()
         addresses, k = self._batch.shard_addresses, self._code.k
-        self._code.encode_at(
-            np.ascontiguousarray(addresses[:, :k]),
-            np.ascontiguousarray(addresses[:, k:]),
-            shard_bytes=self._batch.shard_bytes,
-        )
+        sums: list[list[int]] = [[] for _ in shards]
+        for first in range(0, len(self._batch), BLOCKS_IN_CACHE):
+            end = first + BLOCKS_IN_CACHE
+            self._code.encode_at(
+                np.ascontiguousarray(addresses[first:end, :k]),
+                np.ascontiguousarray(addresses[first:end, k:]),
+                shard_bytes=self._batch.shard_bytes,
+            )
+            for views, checksums in zip(shards, sums, strict=True):
+                checksums += map(xxh3_64_intdigest, views[first:end])
+        return sums
 
     def _shard_views(self) -> list[list[memoryview]]:
         """For each shard its bytes in every block."""
@@ -114,7 +127,6 @@ class BatchSave:
     def _send(
         self,
         shard: int,
-        channel: NodeChannel,
         views: list[memoryview],
         payload_xxh3: list[int],
         versions: list[int],
@@ -122,7 +134,7 @@ class BatchSave:
     ) -> None:
         n, size = len(self._batch), self._batch.shard_bytes
         write = ShardWrite(self, shard, n)
-        request_id = channel.submit(
+        request_id = self._channels[shard].submit(
             wire.Op.WRITE,
             write,
             body=self._body(shard, payload_xxh3, versions),

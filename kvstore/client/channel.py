@@ -274,8 +274,7 @@ class NodeChannel:
             oldest_s,
             is_served=is_ok and request.op != wire.Op.HELLO,
         )
-        if not self._waiting:
-            self._tell_idle()
+        self._tell_idle()
 
     # Ending -------------------------------------------------------------------------------------
 
@@ -291,6 +290,8 @@ class NodeChannel:
             await self._idle
 
     def _tell_idle(self) -> None:
+        if self._waiting:
+            return  # a sink that was told of a failure may have asked again
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         self._idle = None

@@ -46,7 +46,9 @@ async def save_blocks(
     started_at_s = context.clock()
     end_at_s = started_at_s + deadline_s
     inquiry_s = min(INQUIRY_DEADLINE_S, deadline_s * INQUIRY_SHARE)
-    runs = await _unknown_runs(context, keys, first_block, geometry.block_bytes, inquiry_s)
+    runs, doubtful = await _unknown_runs(
+        context, keys, first_block, geometry.block_bytes, inquiry_s
+    )
 
     async def save_one(start: int, end: int) -> BatchSaveResult:
         place = slice(start - first_block, end - first_block)
@@ -78,9 +80,10 @@ async def save_blocks(
     return SaveResult(
         stored=stored,
         known=len(views)
+        - doubtful
         - sum(end - start for start, end in runs)
         + sum(one.known for one in results),
-        failed=sum(one.failed for one in results),
+        failed=doubtful + sum(one.failed for one in results),
         degraded=sum(one.degraded for one in results),
         elapsed_s=context.clock() - started_at_s,
     )
@@ -92,24 +95,36 @@ async def _unknown_runs(
     first_block: int,
     block_bytes: int,
     deadline_s: float,
-) -> list[tuple[int, int]]:
-    """Batches that hold exactly the blocks which the cluster cannot read back today."""
+) -> tuple[list[tuple[int, int]], int]:
+    """Batches of the blocks to be sent: those that the cluster does not have.
+
+    Also the number of blocks in doubt: too few nodes answer to read them, but with the silent ones
+    there may be enough. Such a block is not sent: another version of it would replace what is
+    there, without being readable itself.
+    """
     end_at_s = context.clock() + deadline_s
     is_known = await present_blocks(context.router, keys, first_block, deadline_s, context.loop)
     runs = split_into_batches(first_block, len(keys), batch_blocks=batch_blocks(block_bytes))
     unknown: list[tuple[int, int]] = []
+    doubtful = 0
     for start, end in runs:
         claimed = is_known[start - first_block : end - first_block]
         if claimed.any():
-            claimed &= await _are_readable(context, keys, start, end, context.remaining_s(end_at_s))
-        unknown += _false_runs(claimed, start)
-    return unknown
+            remaining_s = context.remaining_s(end_at_s)
+            readable, is_in_doubt = await _look_up(context, keys, start, end, remaining_s)
+            claimed &= readable
+            doubtful += int((is_in_doubt & ~claimed).sum())
+            unknown += _false_runs(claimed | is_in_doubt, start)
+        else:
+            unknown += _false_runs(claimed, start)
+    return unknown, doubtful
 
 
-async def _are_readable(
+async def _look_up(
     context: ClientContext, keys: Sequence[bytes], start: int, end: int, deadline_s: float
-) -> NDArray[np.bool_]:
-    """For each block: do k nodes say that they hold a shard of one and the same version?"""
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """For each block: do k nodes hold a shard of one and the same version? And: could it be so, if
+    the nodes that gave no answer hold one too?"""
     router = context.router
     channels = router.shard_channels(router.span_of(keys, start), Lane.READ)
     body = wire.join_keys(keys[start:end])
@@ -119,9 +134,10 @@ async def _are_readable(
         if channel.health.is_available
     ]
     end_at_s = context.clock() + deadline_s
+    answers: list[list[int]] = []
     readable = np.zeros(end - start, np.bool_)
     try:
-        pending: set[asyncio.Future[list[int]]] = set(asking)
+        pending = set(asking)
         while pending and not readable.all():
             done, pending = await asyncio.wait(
                 pending,
@@ -130,19 +146,22 @@ async def _are_readable(
             )
             if not done:
                 break
-            answers = [one.result() for one in asking if one.done()]
-            readable = _find_readable(answers, router.code.k, end - start)
+            answers = [found for one in asking if one.done() and (found := one.result())]
+            readable = _count_versions(answers, end - start) >= router.code.k
     finally:
         for one in asking:
             one.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-    return readable
+    silent = len(channels) - len(answers)
+    counts = _count_versions(answers, end - start)
+    is_in_doubt: NDArray[np.bool_] = (counts > 0) & (counts + silent >= router.code.k)
+    return readable, is_in_doubt
 
 
 async def _locate_versions(
     context: ClientContext, channel: NodeChannel, body: bytes, count: int, deadline_s: float
 ) -> list[int]:
-    """block_xxh3 of each block that one node has, 0 for the others and if it does not answer."""
+    """block_xxh3 of each block that one node has, 0 for the others; empty if it does not answer."""
     try:
         answer = await ask_node(
             channel,
@@ -154,19 +173,18 @@ async def _locate_versions(
         )
         found = wire.parse_records(answer, wire.LOCATION, count)
     except (NodeError, wire.FrameError):
-        return [0] * count  # this node counts for nothing here
+        return []
     versions: list[int] = np.where(found["status"] == 1, found["block_xxh3"], 0).tolist()
     return versions
 
 
-def _find_readable(answers: Sequence[Sequence[int]], k: int, count: int) -> NDArray[np.bool_]:
-    """Blocks for which k of the nodes' answers name the same version."""
-    readable = np.zeros(count, np.bool_)
-    if len(answers) >= k:
-        for block in range(count):
-            versions = Counter(answer[block] for answer in answers if answer[block])
-            readable[block] = max(versions.values(), default=0) >= k
-    return readable
+def _count_versions(answers: Sequence[Sequence[int]], count: int) -> NDArray[np.int64]:
+    """For each block: how many of the nodes' answers name the version that most of them name."""
+    most = [
+        max(Counter(answer[block] for answer in answers if answer[block]).values(), default=0)
+        for block in range(count)
+    ]
+    return np.array(most, np.int64)
 
 
 async def forget_blocks(

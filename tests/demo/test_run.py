@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,20 @@ def test_demo_keeps_all_its_claims(temporary_folder: Path) -> None:
     assert complaints == ""
     assert list(temporary_folder.iterdir()) == []
     assert find_nodes(temporary_folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_demo_ends_with_its_one_line_when_a_person_runs_it(temporary_folder: Path) -> None:
+    with start_demo(temporary_folder) as demo:
+        said, complaints = demo.communicate(timeout=280)
+    assert (demo.returncode, complaints) == (0, "")
+    last = said.splitlines()[-1]
+    found = re.fullmatch(r"time to first token ([0-9.]+) s -> ([0-9.]+) s", last)
+    assert found is not None, last
+    assert float(found[1]) > float(found[2])
+    assert "WRONG" not in said
+    assert list(temporary_folder.iterdir()) == []
 
 
 def wait_for_nodes(demo: subprocess.Popen[str], folder: Path) -> None:

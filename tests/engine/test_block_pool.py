@@ -41,7 +41,7 @@ def test_pool_buffer_and_tensor_are_the_same_memory() -> None:
 def test_pool_allocates_nothing_when_too_few_blocks_are_free() -> None:
     pool = BlockPool(GEOMETRY, capacity_blocks=3)
     pool.allocate(2)
-    with pytest.raises(BlockPoolExhausted, match="asked for 2 blocks, 1 of 3 free") as caught:
+    with pytest.raises(BlockPoolExhausted, match="asked for 2 blocks, 1 of 3 free"):
         pool.allocate(2)
     assert pool.free_blocks == 1
 

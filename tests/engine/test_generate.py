@@ -89,7 +89,6 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
         (["--prompt", "  "], "prompt: given nothing"),
         (["--prompt-file", "no-such-file"], "No such file or directory: 'no-such-file'"),
         (["--prompt", "x", "--model", "no-such-model"], "there is no such file"),
-        (["--prompt", "x", "--cluster", "no-such-map"], "no cluster map at no-such-map"),
         (["--prompt", "x", "--top-p", "0"], "top_p: given 0.0, expected above 0, at most 1"),
     ],
 )
@@ -98,6 +97,18 @@ def test_mistakes_of_a_user_are_one_line_on_stderr(arguments: list[str], message
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
+
+
+def test_cluster_map_that_cannot_be_used_has_the_exit_code_it_has_for_cachalot(
+    tmp_path: Path,
+) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("format = 99\n")
+    for path, message in ((tmp_path / "none.toml", "no cluster map at"), (broken, "mistake(s)")):
+        done = run("--prompt", "x", "--cluster", path)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert message in done.stderr
 
 
 def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Saving happens behind the caller, in order, within its bounds, and whatever the store does."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
@@ -130,3 +131,29 @@ def test_saver_counts_every_error_of_the_store_and_logs_the_first(
     assert "save failed" in caplog.text
     assert "n0: save was refused" in caplog.text
     assert saving.pool.free_blocks == 12
+
+
+def test_saver_makes_room_by_the_oldest_waiting_jobs_and_no_more_than_needed(
+    stuck: StuckStore,
+) -> None:
+    saving = Saving(stuck, queue_blocks=12)
+    running = saving.submit(0, 2)
+    assert stuck.entered.wait(DEADLINE_S)
+    oldest, kept = saving.submit(2, 3), saving.submit(5, 3)
+    saving.saver.make_room(5, deadline_s=0.05)
+    assert saving.pool.free_blocks == 12 - 2 - 3
+    assert (oldest.summary(), kept.summary()) == (SaveSummary(dropped=3), SaveSummary(pending=3))
+    stuck.release.set()
+    assert saving.saver.close(DEADLINE_S)
+    assert (running.summary(), kept.summary()) == (SaveSummary(stored=2), SaveSummary(stored=3))
+
+
+def test_saver_drops_nothing_when_saves_make_room_in_time(stuck: StuckStore) -> None:
+    saving = Saving(stuck, queue_blocks=12)
+    receipts = [saving.submit(0, 4), saving.submit(4, 4), saving.submit(8, 4)]
+    assert stuck.entered.wait(DEADLINE_S)
+    threading.Timer(0.1, stuck.release.set).start()
+    saving.saver.make_room(8, deadline_s=DEADLINE_S)
+    assert saving.pool.free_blocks >= 8
+    assert saving.saver.close(DEADLINE_S)
+    assert [receipt.summary() for receipt in receipts] == [SaveSummary(stored=4)] * 3

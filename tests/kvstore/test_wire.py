@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from kvstore import wire
+from tests.kvstore.node.write_golden import read_golden
 
 U8, U16 = st.integers(0, 0xFF), st.integers(0, 0xFFFF)
 U32, U64 = st.integers(0, 0xFFFF_FFFF), st.integers(0, 0xFFFF_FFFF_FFFF_FFFF)
@@ -252,8 +253,12 @@ def test_parts_are_refused_when_the_count_does_not_fit(size: int, count: int) ->
         wire.parse_part_columns(bytes(size), count)
 
 
-def test_block_checksum_is_that_of_the_shard_checksums_in_order() -> None:
-    rows = np.array([[1, 2, 3], [3, 2, 1]], np.uint64)
-    expected = [xxh3_64_intdigest(struct.pack("<QQQ", *row)) for row in rows.tolist()]
-    assert wire.combine_checksums(rows) == expected
-    assert expected[0] != expected[1]
+def test_block_checksum_is_that_of_the_key_and_the_shard_checksums_in_order() -> None:
+    keys = [bytes(range(32)), bytes(range(32)), bytes(32)]
+    rows = np.array([[1, 2, 3], [3, 2, 1], [1, 2, 3]], np.uint64)
+    expected = [
+        xxh3_64_intdigest(key + struct.pack("<QQQ", *row))
+        for key, row in zip(keys, rows.tolist(), strict=True)
+    ]
+    assert wire.combine_checksums(keys, rows) == expected
+    assert len(set(expected)) == 3

@@ -1,11 +1,14 @@
 """From a map and what nodes said of themselves to the figures of `cachalot status`."""
 
+import json
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
 import pytest
 
 from kvstore.admin.cluster_status import (
+    FIGURE_MAX,
     count_spare_nodes,
     describe_cluster,
     describe_node,
@@ -14,6 +17,7 @@ from kvstore.admin.cluster_status import (
 )
 from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.quantities import make_code
+from kvstore.admin.status_command import render_row
 from kvstore.client import NodeReport
 from kvstore.cluster.entities import ClusterMap
 
@@ -65,6 +69,33 @@ def test_node_with_unknown_figures_counts_as_down_with_a_reason(targets: object)
     status = describe_node(alive_report("n01", targets=targets))
     assert not status.is_alive
     assert status.problem == "answers, but its figures are not understood"
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [float("inf"), float("nan"), -1, 10**401, 1 << 63, "12", True, [], {}, -0.5],
+    ids=["inf", "nan", "-1", "401 digits", "2^63", "text", "true", "list", "object", "-0.5"],
+)
+@pytest.mark.parametrize("name", ["uptime_s", "pid", "blocks", "used_bytes", "rejected_shards"])
+def test_node_with_an_impossible_figure_counts_as_down_with_a_reason(
+    name: str, figure: object
+) -> None:
+    report = alive_report("n01")
+    if name in ("uptime_s", "pid"):
+        report.statistics[name] = figure
+    else:
+        report.statistics["targets"] = [report.statistics["targets"][0] | {name: figure}]
+    status = describe_node(report)
+    assert (status.is_alive, status.uptime_s, status.blocks) == (False, None, None)
+    assert status.problem == "answers, but its figures are not understood"
+
+
+def test_largest_figures_that_are_believed_can_be_shown() -> None:
+    targets = [dict.fromkeys(("blocks", "used_bytes", "capacity_bytes", "reads"), FIGURE_MAX)] * 3
+    status = describe_node(alive_report("n01", uptime_s=float(1 << 62), targets=targets))
+    assert status.is_alive
+    assert json.loads(json.dumps(asdict(status), allow_nan=False))["blocks"] == 3 * FIGURE_MAX
+    assert render_row(status)[1] == "alive"
 
 
 def test_missing_figure_is_unknown_and_not_zero() -> None:

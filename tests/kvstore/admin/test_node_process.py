@@ -1,10 +1,14 @@
 """A process is ours only if its own command line says so, whatever a file says about its pid."""
 
+import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from kvstore.admin.node_process import (
     is_command_of_node,
     terminate,
 )
+from kvstore.errors import NodeError
 
 MAP = Path("/data/a/cluster.toml")
 QUICK = StopDeadlines(term_s=0.5, kill_s=10.0)
@@ -127,3 +132,45 @@ def test_stopped_process_is_terminated_without_a_kill(tmp_path: Path) -> None:
             assert not found.wait_for_end(deadline_s=0.0)
             assert terminate({"n01": found}, StopDeadlines()) == {"n01": False}
         assert process.wait() == -signal.SIGTERM
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process may open so many more files, and no more."""
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_live_process_does_not_count_as_ended_when_no_more_files_may_be_opened(
+    tmp_path: Path, deaf_node: subprocess.Popen[bytes], count: int
+) -> None:
+    cluster_path = tmp_path / "cluster.toml"
+    before = os.listdir("/proc/self/fd")
+    with (
+        descriptors_left(count),
+        pytest.raises(NodeError, match=rf"node n01: .* {deaf_node.pid} is alive: Too many open"),
+    ):
+        NodeProcess.find(deaf_node.pid, cluster_path=cluster_path, node="n01")
+    assert os.listdir("/proc/self/fd") == before
+    found = NodeProcess.find(deaf_node.pid, cluster_path=cluster_path, node="n01")
+    assert found is not None
+    found.close()
+
+
+def test_no_process_is_found_when_the_number_is_now_that_of_a_thread() -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        assert NodeProcess.find(thread.native_id, cluster_path=MAP, node="n01") is None
+    finally:
+        is_over.set()
+        thread.join()

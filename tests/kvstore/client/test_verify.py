@@ -173,11 +173,18 @@ def test_the_version_of_most_shards_wins() -> None:
 
 
 def test_a_good_shard_is_not_replaced_by_a_later_one() -> None:
-    stored = store(2, 2, 2048, 1, seed=6)
+    """A second answer for a shard that is there already, with other sums: it changes nothing."""
+    stored = store(2, 2, 2048, 2, seed=6)
     fetched = Fetched(stored)
     fetched.deliver(0, 0)
+    for shard in (0, 1):
+        fetched.deliver(1, shard)
+    fetched.verifier.assemble()
     assert fetched.verifier.has_shard(0, 0)
-    assert fetched.verifier.has_shard(0, 1) is False
+    assert not fetched.verifier.has_shard(0, 1)
+    assert fetched.verifier.has_shard(1, 3), "a verified block needs no shard at all"
+    fetched.verifier.on_shards(0, range(2), [1, 2], [77, 78])
     fetched.deliver(0, 1)
     fetched.verifier.assemble()
-    assert fetched.verifier.has_shard(0, 3)
+    assert fetched.verifier.leading_blocks == 2
+    assert np.array_equal(fetched.blocks, stored.blocks)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvstore.cluster.groups import plan_groups
 from kvstore.cluster.map import ClusterMap, Group
 from kvstore.cluster.placement import (
+    SPAN_BLOCKS,
     Placement,
     SpanPlacement,
     rotation,
@@ -78,8 +79,15 @@ def test_worked_example_of_the_format_page_is_the_first_golden_vector() -> None:
 # --- spans and shards
 
 
+def test_span_is_as_long_as_the_format_page_says() -> None:
+    page = (GOLDEN.parents[1] / "docs/formats/cluster-map.md").read_text()
+    assert f"A *span* is {SPAN_BLOCKS} consecutive blocks of a chain" in page
+
+
 @given(st.integers(1, 32), st.integers(0, 31), st.integers(0, 31))
-def test_shards_lie_on_the_targets_turned_by_the_rotation(width: int, turn: int, shard: int) -> None:
+def test_shards_lie_on_the_targets_turned_by_the_rotation(
+    width: int, turn: int, shard: int
+) -> None:
     group = Group(name="g", targets=tuple(f"t{number}" for number in range(width)))
     span = SpanPlacement(group, turn % width)
     shard %= width

@@ -77,6 +77,41 @@ async def lies_consistently(frames: list[Frame]) -> AsyncIterator[bytes]:
         yield dataclasses.replace(frame, body=body, payload=payload).pack()
 
 
+def lies_consistently_of_block(block: int) -> Lie:
+    """As `lies_consistently`, of one block of a batch that fits one frame; all else truly."""
+
+    async def lie(frames: list[Frame]) -> AsyncIterator[bytes]:
+        for frame in frames:
+            if frame.header.op != wire.Op.READ or not frame.payload:
+                yield frame.pack()
+                continue
+            records = np.frombuffer(frame.body, wire.PART_RECORD, offset=8).copy()
+            size = int(records[block]["payload_bytes"])
+            payload = bytearray(frame.payload)
+            wrong = bytes(byte ^ 0xFF for byte in payload[block * size : (block + 1) * size])
+            payload[block * size : (block + 1) * size] = wrong
+            records[block]["payload_xxh3"] = xxh3_64_intdigest(wrong)
+            body = frame.body[:8] + records.tobytes()
+            yield dataclasses.replace(frame, body=body, payload=bytes(payload)).pack()
+
+    return lie
+
+
+def refuses_every_second(op: wire.Op) -> Lie:
+    """Answers one request of this kind with BUSY, the next one truly, and so on."""
+    turns = itertools.count()
+
+    async def lie(frames: list[Frame]) -> AsyncIterator[bytes]:
+        if frames[0].header.op == op and next(turns) % 2 == 0:
+            async for part in refuses_as_busy(frames):
+                yield part
+            return
+        for frame in frames:
+            yield frame.pack()
+
+    return lie
+
+
 async def claims_another_shard(frames: list[Frame]) -> AsyncIterator[bytes]:
     for frame in frames:
         if frame.header.op != wire.Op.READ:
@@ -197,7 +232,19 @@ async def says_that_everything_is_missing(frames: list[Frame]) -> AsyncIterator[
         yield dataclasses.replace(frame, body=body, payload=b"").pack(payload_bytes=0)
 
 
-async def _read_frame(reader: asyncio.StreamReader) -> Frame:
+def says_of_itself(statistics: bytes) -> Lie:
+    """Answers STAT with these bytes, and all else truly."""
+
+    async def lie(frames: list[Frame]) -> AsyncIterator[bytes]:
+        for frame in frames:
+            is_stat = frame.header.op == wire.Op.STAT
+            yield (dataclasses.replace(frame, body=statistics) if is_stat else frame).pack()
+
+    return lie
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame:
+    """The next frame; IncompleteReadError if the peer ends before its end."""
     header = wire.parse_header(await reader.readexactly(wire.HEADER_BYTES))
     body = await reader.readexactly(header.body_bytes)
     return Frame(header, body, await reader.readexactly(header.payload_bytes))
@@ -210,17 +257,19 @@ def _read_other_keys(request: Frame) -> Frame:
 
 
 class LyingProxy:
-    """Stands in front of one node. `lie` None: tells the truth."""
+    """Stands in front of one node. `lie` None: tells the truth. `connections` counts those made."""
 
     def __init__(self, host: str, port: int) -> None:
         self._node = (host, port)
         self.lie: Lie | None = None
         self.reads_other_keys = False
+        self.connections = 0
 
     async def on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Serves one client connection until either side ends it."""
+        self.connections += 1
         writers = [writer]
         try:
             node_reader, node_writer = await asyncio.open_connection(*self._node)
@@ -239,13 +288,13 @@ class LyingProxy:
         node_reader: asyncio.StreamReader,
         node_writer: asyncio.StreamWriter,
     ) -> None:
-        request = await _read_frame(reader)
+        request = await read_frame(reader)
         if self.reads_other_keys and request.header.op == wire.Op.READ:
             request = _read_other_keys(request)
         node_writer.write(request.pack())
-        frames = [await _read_frame(node_reader)]
+        frames = [await read_frame(node_reader)]
         while not frames[-1].header.is_last:
-            frames.append(await _read_frame(node_reader))
+            frames.append(await read_frame(node_reader))
         await self._answer(frames, writer)
 
     async def _answer(self, frames: list[Frame], writer: asyncio.StreamWriter) -> None:

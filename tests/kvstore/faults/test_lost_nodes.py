@@ -19,6 +19,7 @@ from kvstore.client import FetchEnd
 from kvstore.client.store_client import StoreClient
 from kvstore.cluster.entities import ClusterMap
 from kvstore.cluster.map import load_cluster_map
+from kvstore.wire import VERSION_RACE_S
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults import lying_proxy
 from tests.kvstore.faults.lying_proxy import lying_client
@@ -136,8 +137,10 @@ async def test_killed_and_stopped_nodes_cost_no_block_and_no_long_wait(
             for _ in range(5):
                 started_s = time.monotonic()
                 assert await fetched_whole(store, blocks)
+                assert time.monotonic() - started_s < 0.4
+                started_s = time.monotonic()
                 assert await store.match(blocks.namespace, blocks.keys) == BLOCKS
-                assert time.monotonic() - started_s < 1.5
+                assert time.monotonic() - started_s < 0.2
         finally:
             own_cluster.kill("n07", signal.SIGCONT)
 
@@ -180,9 +183,34 @@ async def test_nodes_killed_in_the_middle_of_fetches_leave_no_descriptors_and_ta
             await asyncio.sleep(0.01)
             for name in victims:
                 own_cluster.kill(name, signal.SIGKILL)
-            assert all(await asyncio.gather(*fetches)) or len(victims) == 2
+            assert await asyncio.gather(*fetches) == [True] * 3, victims
         for name in victims:
             own_cluster.restart_node(name)
     await asyncio.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_save_that_must_fail_does_not_replace_what_comes_back_later(
+    own_cluster: LocalCluster,
+) -> None:
+    """Two engines compute other bytes for one key. With three nodes down neither version can be
+    read; writing the second over the first on the nine others once lost both."""
+    blocks = RandomBlocks(20, block_bytes=12_345, seed=26)
+    other = RandomBlocks(20, block_bytes=12_345, seed=27)
+    async with StoreClient.connect(own_cluster.cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+    await asyncio.sleep(VERSION_RACE_S + 0.5)
+    for name in ("n02", "n05", "n11"):
+        own_cluster.kill(name, signal.SIGKILL)
+    for _ in range(2):
+        async with StoreClient.connect(own_cluster.cluster_path) as store:
+            result = await store.save(blocks.namespace, blocks.keys, other.sources)
+            assert (result.stored, result.known, result.failed) == (0, 0, 20)
+    for name in ("n02", "n05", "n11"):
+        own_cluster.restart_node(name)
+    async with StoreClient.connect(own_cluster.cluster_path) as store:
+        target = blocks.empty_target()
+        fetched = await store.fetch(blocks.namespace, blocks.keys, target.blocks)
+        assert fetched.blocks == 20
+        assert np.array_equal(target.area, blocks.area)
