@@ -1,9 +1,9 @@
 """How many leading blocks of a chain are stored: a question to two nodes of each group.
 
 Any node of a group can answer for its blocks, since it holds a shard of each. Two are asked, and
-the longer run counts: a node whose disk was replaced knows nothing, and must not turn every hit
-into a miss. The answer is a hint; only a fetched block is a fact. A group with fewer than k nodes
-that can be reached has no block, whatever one of them says.
+what either has counts as there: a node whose disk was replaced knows nothing, and must not turn
+every hit into a miss. The answer is a hint; only a fetched block is a fact. A group with fewer
+than k nodes that can be reached has no block, whatever one of them says.
 """
 
 from __future__ import annotations
