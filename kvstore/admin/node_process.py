@@ -24,6 +24,9 @@ from ..errors import NodeError
 MODULE = "kvstore.node"
 SCRIPT = "kvstored"
 STATE_POLL_S = 0.01
+ENDED_STATES = ("Z", "X")
+PID_MAX = 1 << 22
+"""Linux gives no process a number above that, on any machine."""
 NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
 """What pidfd_open says of a number that is free (ESRCH), or now that of a thread of some process
 (ENOENT, or EINVAL on older kernels)."""
@@ -44,11 +47,11 @@ class NodeProcess:
         about which nothing is known must not count as ended.
         """
         try:
-            descriptor = os.pidfd_open(pid)
+            descriptor = _open_process(pid)
         except OSError as error:
-            if error.errno in NO_PROCESS:
-                return None
             raise _unknown(pid, node, error) from error
+        if descriptor is None:
+            return None
         try:
             command = _read_command(pid)
         except OSError as error:
@@ -94,6 +97,31 @@ class NodeProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number runs, whosever it is."""
+    try:
+        descriptor = _open_process(pid)
+    except OSError:
+        # It cannot be opened, but it is there: no number that is free comes to this.
+        return True
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return _read_state(pid) not in ENDED_STATES
+
+
+def _open_process(pid: int) -> int | None:
+    """A descriptor of a process, or None if there is none of that number."""
+    try:
+        return os.pidfd_open(pid)
+    except OverflowError:
+        return None
+    except OSError as error:
+        if error.errno in NO_PROCESS:
+            return None
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

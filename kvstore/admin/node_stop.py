@@ -6,14 +6,20 @@ was broken by hand in the meantime.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
 from ..errors import NodeError
-from .local_folder import LocalFolder
-from .node_process import NodeProcess, StopDeadlines, terminate
+from .local_folder import LocalFolder, NodeRecord
+from .node_process import PID_MAX, NodeProcess, StopDeadlines, is_alive, terminate
+from .output import write_remark
+
+ASIDE_SUFFIX = ".foreign"
+CONNECT_S = 0.5
 
 
 class StopOutcome(Enum):
@@ -49,6 +55,8 @@ def stop_nodes(
 ) -> list[StoppedNode]:
     """Stop the processes of `nodes` and remove their records. May be called again.
 
+    A record that names a live process that is not ours is kept aside, with a remark: perhaps
+    somebody edited it, and the node still runs.
     Raises NodeError if a process is still there after SIGKILL; its record stays.
     """
     with ExitStack() as held:
@@ -69,9 +77,38 @@ def stop_nodes(
             outcome = StopOutcome.KILLED if was_killed[node] else StopOutcome.STOPPED
         else:
             continue
+        if outcome is StopOutcome.NOT_RUNNING and record is not None:
+            _remark_what_is_left(folder, record)
         folder.remove_record(node)
         done.append(StoppedNode(node=node, pid=pid, outcome=outcome))
     for node, pid in pids.items():
         if node not in was_killed:
             raise NodeError(node, f"process {pid} does not end, not even by SIGKILL")
     return done
+
+
+def _remark_what_is_left(folder: LocalFolder, record: NodeRecord) -> None:
+    """Say on stderr what a record that led to no process of ours leaves open."""
+    node, pid = record.node, record.pid
+    if pid > PID_MAX:
+        write_remark(f"node {node}: its record names process {pid}, which no process can have")
+    elif is_alive(pid):
+        path = folder.record_path(node)
+        aside = path.with_name(path.name + ASIDE_SUFFIX)
+        os.replace(path, aside)
+        write_remark(
+            f"node {node}: process {pid} is alive but is not this node, so it was left alone;"
+            f" its record was kept as {aside}"
+        )
+    if _is_listening(record.address):
+        write_remark(f"node {node}: something is still listening on {record.address}")
+
+
+def _is_listening(address: str) -> bool:
+    """Whether anybody takes connections on `host:port`; False if that is no address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True

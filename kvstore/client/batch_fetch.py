@@ -214,7 +214,7 @@ class BatchFetch:
         # Decoding writes where a late shard would land: first nobody else may write there.
         self._detach_pending()
         self._assemble()
-        if self.verifier.leading_blocks < len(self.batch) and self._unasked:
+        if self._unasked and self.verifier.can_run_grow(len(self._unasked)):
             self._ask_all()
         else:
             self._finish()

@@ -146,8 +146,11 @@ class BlockingStoreClient:
         async def run_to_its_end() -> ResultT:
             try:
                 return await operation
+            except asyncio.CancelledError:
+                pass  # and raised anew: the frames of this one hold the caller's buffers
             finally:
-                has_ended.set()
+                self._loop.call_soon(has_ended.set)
+            raise asyncio.CancelledError
 
         with self._lock:
             if self._is_closed:

@@ -73,6 +73,12 @@ class BlockVerifier:
                 return count + coming < k
         return True
 
+    def can_run_grow(self, coming: int) -> bool:
+        """True if `coming` more shards may complete the first block that is not verified. One that
+        has k shards already may hold a lie or two versions, which further ones can outweigh."""
+        row = self.leading_blocks
+        return row < len(self._batch) and len(self._shards_of(row)) + coming >= self._code.k
+
     @property
     def has_all_data(self) -> bool:
         """True if no block needs decoding."""

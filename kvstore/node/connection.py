@@ -7,7 +7,9 @@
 
 While an operation runs nothing of the next request is looked at, so a peer that does not read its
 answers is not served further. A frame that is begun, in either direction, must be complete within
-`frame_s`. After the socket is gone an operation is resumed only to finish what a thread has begun.
+`frame_s`, and a payload that has a buffer must go on within `stall_s` while others wait for memory.
+After the socket is gone an operation is resumed only to finish what a thread has begun, or to learn
+that a file could not be read.
 """
 
 from __future__ import annotations
@@ -20,11 +22,22 @@ from typing import Any, Protocol
 
 from .. import wire
 from .answers import Request
-from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, SendFile, Work
+from .effects import (
+    Drain,
+    Effect,
+    FileUnreadable,
+    NeedBuffer,
+    NeedTurn,
+    Operation,
+    Receive,
+    Send,
+    SendFile,
+    Work,
+)
 from .node import Node
 from .operations import Session, begin_operation
 from .request_reader import RequestReader
-from .socket_transfer import FileUnreadable, PeerGone, SocketTransfer
+from .socket_transfer import PeerGone, SocketTransfer
 from .waiting import Waiter
 from .worker_pool import Completion
 
@@ -36,6 +49,8 @@ BYTES_PER_VISIT_MAX = 4 << 20
 """After moving so much for one peer the loop looks after the others."""
 REQUESTS_PER_VISIT_MAX = 16
 """The same for small requests, which many of fit into one receive."""
+PROGRESS_BYTES_MIN = 64 << 10
+"""A payload that brings less than that in a while makes no progress: single bytes are none."""
 NO_DEADLINE_S = 30.0
 """How long a request without a deadline may wait for memory or its turn."""
 
@@ -69,7 +84,14 @@ class Connection:
     """A peer. All methods belong to the event loop."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, *, node: Node, reactor: Reactor, frame_s: float
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        node: Node,
+        reactor: Reactor,
+        frame_s: float,
+        stall_s: float,
     ) -> None:
         self.socket = sock
         self.peer = peer
@@ -78,6 +100,7 @@ class Connection:
         self._node = node
         self._reactor = reactor
         self._frame_s = frame_s
+        self._stall_s = stall_s
         self._session = Session()
         self._reader = RequestReader()
         self._transfer = SocketTransfer(sock, node.disk, reactor.scratch)
@@ -91,6 +114,9 @@ class Connection:
         self._received_at_s = node.clock.monotonic_s()
         # When the frame that is being received or sent must be complete; at first, a greeting.
         self._frame_due_s: float | None = self._received_at_s + frame_s
+        # Since when, and since how many bytes, a payload that has a buffer makes no progress.
+        self._stalled_since_s: float | None = None
+        self._stalled_at_bytes = 0
         self._requests_left = 0
         # Whether the last receive left room: the socket is empty and need not be asked again.
         self._is_drained = False
@@ -119,6 +145,8 @@ class Connection:
             self.close(f"connection lost: {error}")
         except FileUnreadable as error:
             self._node.counters.cut_answers += 1
+            # The operation is told, so that the next READ finds out what is bad.
+            self._answer_with(error)
             self.close(f"an answer cannot be completed: {error}", logging.ERROR)
 
     def check_time(self, now_s: float) -> None:
@@ -127,9 +155,25 @@ class Connection:
             self._node.counters.slow_peers += 1
             what = "taking an answer" if self._transfer.is_sending else "sending a request"
             self.close(f"too slow: {what} took over {self._frame_s} s", logging.WARNING)
+        elif self._is_hoarding(now_s):
+            self._node.counters.slow_peers += 1
+            text = f"too slow: no progress for {self._stall_s} s while others wait for memory"
+            self.close(text, logging.WARNING)
         elif self._waiter is not None and now_s > self._wait_due_s:
             self._waiter.leave()
             self._serve(None)
+
+    def _is_hoarding(self, now_s: float) -> bool:
+        """Whether it keeps a buffer that its peer does not fill, and others wait for memory."""
+        if self._stalled_since_s is None:
+            return False
+        if self._transfer.moved_bytes - self._stalled_at_bytes >= PROGRESS_BYTES_MIN:
+            self._note_progress(now_s)
+        return now_s - self._stalled_since_s > self._stall_s and self._node.pool.has_line
+
+    def _note_progress(self, now_s: float) -> None:
+        self._stalled_since_s = now_s
+        self._stalled_at_bytes = self._transfer.moved_bytes
 
     def stop(self) -> None:
         """Finish the request under way, begin no other, and close."""
@@ -214,7 +258,10 @@ class Connection:
             self._begin_waiting(effect)
             return
         if self._transfer.is_active:
-            self._frame_due_s = self._node.clock.monotonic_s() + self._frame_s
+            now_s = self._node.clock.monotonic_s()
+            self._frame_due_s = now_s + self._frame_s
+            if isinstance(effect, Receive):
+                self._note_progress(now_s)
         else:
             self._answer_with(None)
 
@@ -239,11 +286,12 @@ class Connection:
     def _begin_waiting(self, effect: NeedBuffer | NeedTurn) -> None:
         pool, waiter = self._node.pool, Waiter(self._serve)
         if isinstance(effect, NeedBuffer):
-            buffer = pool.try_acquire(effect.size_bytes)
+            is_for_write = effect.is_for_write
+            buffer = pool.try_acquire(effect.size_bytes, is_for_write=is_for_write)
             if buffer is not None:
                 self._answer_with(buffer)
                 return
-            pool.wait(effect.size_bytes, waiter)
+            pool.wait(effect.size_bytes, waiter, is_for_write=is_for_write)
         else:
             if effect.turn.try_take():
                 self._answer_with(True)
@@ -281,6 +329,7 @@ class Connection:
             return False
         if not self._transfer.is_active:
             self._frame_due_s = None
+            self._stalled_since_s = None
             self._answer_with(None)
         return True
 

@@ -21,6 +21,13 @@ IOV_MAX = 1024
 _MEMORY_FILE_SYSTEMS = frozenset({"ramfs", "tmpfs"})
 
 
+class FileEnds(OSError):
+    """A file is shorter than what is to be read of it: somebody cut it. No fault of the device."""
+
+    def __init__(self, offset: int, size_bytes: int) -> None:
+        super().__init__(errno.EIO, f"file ends before {size_bytes} bytes at {offset}")
+
+
 class Disk(Protocol):
     """What a target asks of a file system."""
 
@@ -39,7 +46,7 @@ class Disk(Protocol):
         """Reserve the space of the first `size_bytes`, so that writing there cannot hit ENOSPC."""
 
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
-        """Fill `into`. EIO if the file ends before that."""
+        """Fill `into`. FileEnds if the file ends before that."""
 
     def can_send(self, descriptor: int) -> bool:
         """Whether `send_file` works on this file, by trying it with the first byte."""
@@ -47,7 +54,8 @@ class Disk(Protocol):
     def send_file(self, peer: int, descriptor: int, offset: int, size_bytes: int) -> int:
         """Have the kernel copy bytes of the file to a socket; returns how many it took.
 
-        Waits for the device if they are not in memory. BlockingIOError if the socket takes none.
+        Waits for the device if they are not in memory. BlockingIOError if the socket takes none,
+        FileEnds if the file has no byte at `offset`.
         """
 
     def probe_pages(self, descriptor: int) -> PageProbe | None:
@@ -102,7 +110,7 @@ class OsDisk:
         while done < len(into):
             count = os.preadv(descriptor, [into[done:]], offset + done)
             if count == 0:
-                raise OSError(errno.EIO, f"file ends at {offset + done}, before {len(into)} bytes")
+                raise FileEnds(offset, len(into))
             done += count
 
     def can_send(self, descriptor: int) -> bool:
@@ -120,7 +128,7 @@ class OsDisk:
     def send_file(self, peer: int, descriptor: int, offset: int, size_bytes: int) -> int:
         count = os.sendfile(peer, descriptor, offset, size_bytes)
         if count == 0:
-            raise OSError(errno.EIO, f"file ends at {offset}, before {size_bytes} bytes")
+            raise FileEnds(offset, size_bytes)
         return count
 
     def probe_pages(self, descriptor: int) -> PageProbe | None:
@@ -182,6 +190,11 @@ class OsDisk:
             if mount.split()[2] == wanted:
                 return file_system.split()[0] in _MEMORY_FILE_SYSTEMS
         return False
+
+
+def means_damage(error: OSError) -> bool:
+    """Whether a read failed because of the bytes it asked for: they are gone or unreadable."""
+    return error.errno in (errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG)
 
 
 def means_full(error: OSError) -> bool:

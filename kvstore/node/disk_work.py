@@ -14,7 +14,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from .disk import Disk
+from .disk import Disk, FileEnds, means_damage
 from .segment import Segment, TargetIdentity, create_segment
 from .space import Growth, SlotRun
 
@@ -50,11 +50,13 @@ class SlotCheck:
 
 
 def read_runs(disk: Disk, reads: Sequence[SlotRead]) -> set[int]:
-    """Fill the views of `reads`; returns the locations of slots that could not be read.
+    """Fill the views of `reads`; returns the locations of slots whose bytes cannot be read.
 
-    Raises OSError if no slot at all could be read.
+    Raises OSError if the failure concerns the disk as a whole: another one than of bytes that are
+    gone or unreadable, or if the beginning of a file cannot be read either.
     """
     failed: set[int] = set()
+    broken: dict[int, Segment] = {}
     last_error: OSError | None = None
     for read in reads:
         segment = read.run.segment
@@ -63,9 +65,14 @@ def read_runs(disk: Disk, reads: Sequence[SlotRead]) -> set[int]:
             disk.read(segment.descriptor, read.into, offset)
         except OSError as error:
             log.error("read failed file=%s offset=%d: %s", segment.path, offset, error)
+            if not means_damage(error):
+                raise
             last_error = error
+            broken[segment.shape.number] = segment
             failed |= _read_one_by_one(disk, read)
-    if last_error is not None and len(failed) == sum(read.run.count for read in reads):
+    # Where one shard can be read the device works; where none can, the table of slots tells.
+    is_none_good = len(failed) == sum(read.run.count for read in reads)
+    if last_error is not None and is_none_good and any(_is_lost(disk, s) for s in broken.values()):
         raise last_error
     return failed
 
@@ -78,9 +85,22 @@ def _read_one_by_one(disk: Disk, read: SlotRead) -> set[int]:
         into = read.into[i * payload_bytes : (i + 1) * payload_bytes]
         try:
             disk.read(segment.descriptor, into, segment.offset(read.run.first_slot + i))
-        except OSError:
+        except OSError as error:
+            if not means_damage(error):
+                raise
             failed.add(read.run.first_location + i)
     return failed
+
+
+def _is_lost(disk: Disk, segment: Segment) -> bool:
+    """Whether not even the beginning of the file can be read, although the file has one."""
+    try:
+        disk.read(segment.descriptor, memoryview(bytearray(1)), 0)
+    except FileEnds:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def write_runs(disk: Disk, writes: Sequence[SlotWrite], *, is_synced: bool) -> list[OSError | None]:

@@ -25,12 +25,20 @@ class Send:
     views: Sequence[memoryview]
 
 
+class FileUnreadable(OSError):
+    """A file that was being sent could not be read; the peer has a part of the frame."""
+
+    def __init__(self, error: OSError, descriptor: int) -> None:
+        super().__init__(error.errno, error.strerror or str(error))
+        self.descriptor = descriptor
+
+
 @dataclass(frozen=True, slots=True)
 class SendFile:
     """Hand `head` to the peer and then bytes of files: (descriptor, offset, size in bytes) of each.
 
-    Resumed with None when the kernel has taken them all; closed if a file cannot be read, because
-    the frame that was begun cannot be completed then.
+    Resumed with None when the kernel has taken them all, or with FileUnreadable: the frame that was
+    begun cannot be completed then, and the peer is gone.
     """
 
     head: memoryview
@@ -60,10 +68,14 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NeedBuffer:
-    """Wait for memory until `due_s`; resumed with a Buffer, or None if none came in time."""
+    """Wait for memory until `due_s`; resumed with a Buffer, or None if none came in time.
+
+    `is_for_write`: it will be filled by the peer, as fast as that likes.
+    """
 
     size_bytes: int
     due_s: float
+    is_for_write: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,10 +90,21 @@ def _serve(node: Node, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     log.info("serving node=%s address=%s pid=%d", node.name, address, node.pid)
-    line = json.dumps({"node": node.name, "address": address, "pid": node.pid})
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    _say_ready({"node": node.name, "address": address, "pid": node.pid})
     server.run()
+
+
+def _say_ready(content: Mapping[str, object]) -> None:
+    """Write the ready line. Whoever started the node may have gone away: it serves all the same."""
+    try:
+        sys.stdout.write(json.dumps(content) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        log.warning("nobody reads the ready line: %s", error.strerror or error)
+        # The interpreter flushes stdout once more when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 @contextmanager

@@ -73,7 +73,8 @@ def describe_node(node: Node) -> dict[str, Any]:
     node, cluster (hex), epoch, version, pid, uptime_s, sync, connections, memory_bytes and
     memory_limit_bytes (of the buffers), the fields of NodeCounters, and `targets`: a list with, for
     each target, name, blocks (shards held), used_bytes (of their slots), capacity_bytes, segments,
-    quarantined (slots out of use), and the fields of TargetStatistics.
+    quarantined (slots out of use), is_lost (its folder was removed or replaced), and the fields of
+    TargetStatistics.
     """
     counters = node.counters
     return {

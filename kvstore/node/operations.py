@@ -13,6 +13,7 @@ from ..cluster.entities import ClusterMap
 from .answers import Request, answer, refuse, refuse_unread
 from .effects import NeedTurn, Operation, Send, Work
 from .freeing import free_slots
+from .lost_target import answer_as_empty
 from .map_follower import MapFollower
 from .node import Node, describe_node
 from .read_operation import read
@@ -66,7 +67,10 @@ def _begin(node: Node, session: Session, request: Request) -> Operation:
         return _hello(node, session, request)
     if header.op == wire.Op.STAT:
         return _stat(node, request)
-    return _TARGET_OPERATIONS[wire.Op(header.op)](node, node.targets[header.target], request)
+    target = node.targets[header.target]
+    if target.is_lost and header.op != wire.Op.WRITE:
+        return answer_as_empty(node, request)
+    return _TARGET_OPERATIONS[wire.Op(header.op)](node, target, request)
 
 
 def find_refusal(node: Node, session: Session, request: Request) -> tuple[wire.Status, str] | None:

@@ -21,7 +21,7 @@ from .. import wire
 from .answers import Request, answer, refuse
 from .buffers import Buffer
 from .disk_work import SlotRead, read_runs
-from .effects import Effect, NeedBuffer, Operation, Send, SendFile, Work
+from .effects import Effect, FileUnreadable, NeedBuffer, Operation, Send, SendFile, Work
 from .freeing import free_slots
 from .node import Node
 from .space import SlotRun, plan_runs
@@ -76,7 +76,8 @@ def read(node: Node, target: Target, request: Request) -> Operation:
                 return
             span, is_in_memory = _next_span(job, first)
             if is_in_memory:
-                yield from _send_from_files(job, span)
+                if not (yield from _send_from_files(job, span)):
+                    return
             else:
                 buffer = buffer or (yield from _get_buffer(job, len(keys) - first))
                 if buffer is None or not (yield from _send_through_buffer(job, span, buffer)):
@@ -146,12 +147,13 @@ def _let_go(span: _Span) -> None:
 # From files -----------------------------------------------------------------------------------
 
 
-def _send_from_files(job: _Read, span: _Span) -> Operation:
+def _send_from_files(job: _Read, span: _Span) -> Generator[Effect, Any, bool]:
+    """Send a span; False if a file could not be read, and so the peer is gone."""
     sent = sum(run.count for _, run in span.runs)
     head = _pack_head(job, span, wire.pack_part(span.first, _join_records(span)), sent)
     if not sent:
         yield Send([head])
-        return
+        return True
     pieces = [
         (run.segment.descriptor, run.segment.offset(run.first_slot), run.count * job.shard_bytes)
         for _, run in span.runs
@@ -160,9 +162,15 @@ def _send_from_files(job: _Read, span: _Span) -> Operation:
     phase = job.target.resting.begin_sending()
     try:
         yield SendFile(head, pieces)
+    except FileUnreadable as error:
+        job.target.statistics.io_errors += 1
+        for _, run in span.runs:
+            run.segment.is_suspect |= run.segment.descriptor == error.descriptor
+        return False
     finally:
         job.target.end_sending(phase)
         _let_go(span)
+    return True
 
 
 def _join_records(span: _Span) -> bytes | memoryview:

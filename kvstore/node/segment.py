@@ -133,6 +133,8 @@ class SlotColumns:
 class Segment:
     """An open segment file. `pins` counts those who read it; a pinned segment stays open.
 
+    `is_suspect`: sending from the file failed once. Threads read it from then on, because they can
+    tell good shards from bad ones, and a frame that is being sent from a file cannot be mended.
     With ReadWay.PROBE there is a `probe`, and only then.
     """
 
@@ -140,6 +142,7 @@ class Segment:
         "columns",
         "descriptor",
         "is_dirty",
+        "is_suspect",
         "path",
         "payload_bytes",
         "payload_offset",
@@ -168,6 +171,7 @@ class Segment:
         self.columns = SlotColumns(shape.slot_count)
         self.pins = 0
         self.is_dirty = False
+        self.is_suspect = False
 
     def offset(self, slot: int) -> int:
         """First byte of a slot's payload in the file."""
@@ -181,6 +185,8 @@ class Segment:
 
     def can_send(self, disk: Disk, first_slot: int, count: int) -> bool:
         """Whether the payloads of neighbouring slots can be sent from the file without waiting."""
+        if self.is_suspect:
+            return False
         if self.probe is None:
             return self.read_way is ReadWay.DIRECT
         size_bytes = count * self.payload_bytes

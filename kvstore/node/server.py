@@ -38,6 +38,8 @@ class ServerSettings:
     """Further ones are closed at once."""
     frame_s: float = 30.0
     """A frame that is begun must be complete after so long, in both directions."""
+    stall_s: float = 2.0
+    """A payload must go on after so long while others wait in line for memory."""
     stop_s: float = 2.0
     """How long requests under way may go on when the node is told to stop."""
     disk_threads: int = 8
@@ -48,6 +50,8 @@ class ServerSettings:
     """The same while somebody waits in line for memory or a turn."""
     sync_interval_s: float = 1.0
     """How often written segments are synced with SyncPolicy.INTERVAL."""
+    look_interval_s: float = 1.0
+    """How often it is looked whether the targets' folders are still in their place."""
 
 
 class Server:
@@ -69,9 +73,11 @@ class Server:
         self._ready: deque[Connection] = deque()
         self._is_accepting = False
         self._is_syncing = False
+        self._is_looking = False
         now_s = node.clock.monotonic_s()
         self._check_due_s = now_s
         self._sync_due_s = now_s + self.settings.sync_interval_s
+        self._look_due_s = now_s + self.settings.look_interval_s
         self._stop_due_s: float | None = None
         self._has_ended = False
 
@@ -181,6 +187,27 @@ class Server:
         if self.node.sync is SyncPolicy.INTERVAL and now_s >= self._sync_due_s:
             self._sync_due_s = now_s + self.settings.sync_interval_s
             self._sync()
+        if now_s >= self._look_due_s:
+            self._look_due_s = now_s + self.settings.look_interval_s
+            self._look_after_folders()
+
+    def _look_after_folders(self) -> None:
+        """Find out whether the targets' folders are still in their place."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        targets = list(self.node.targets.values())
+
+        def deliver(completion: Completion) -> None:
+            self._is_looking = False
+            if completion.error is not None:
+                raise completion.error
+            for target, problem in zip(targets, completion.value, strict=True):
+                target.note_place(problem)
+
+        folders = [target.folder for target in targets]
+        # In a thread: a file system that hangs must not hold up the loop.
+        self._workers.submit(lambda: [folder.find_problem() for folder in folders], deliver)
 
     def _sync(self) -> None:
         if self._is_syncing:
@@ -247,7 +274,12 @@ class Server:
         self.node.connections += 1
         self.node.counters.connections_accepted += 1
         connection = Connection(
-            sock, peer, node=self.node, reactor=self, frame_s=self.settings.frame_s
+            sock,
+            peer,
+            node=self.node,
+            reactor=self,
+            frame_s=self.settings.frame_s,
+            stall_s=self.settings.stall_s,
         )
         self._connections[sock.fileno()] = connection
         self.watch(connection, READABLE)
@@ -278,7 +310,7 @@ class Server:
         due_s = self.node.clock.monotonic_s() + self.settings.stop_s
         poll = select.poll()
         poll.register(self._workers.wakeup, select.POLLIN)
-        while self.node.connections or self._is_syncing:
+        while self.node.connections or self._is_syncing or self._is_looking:
             left_s = due_s - self.node.clock.monotonic_s()
             if left_s <= 0 or not poll.poll(left_s * 1000):
                 log.error("a disk thread is stuck; leaving it behind")

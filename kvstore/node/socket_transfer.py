@@ -1,6 +1,7 @@
 """Moves bytes between a non-blocking socket and memory or files: one thing at a time.
 
-Knows no frames and no time. The end of the connection, whoever causes it, is PeerGone.
+Knows no frames and no time. The end of the connection, whoever causes it, is PeerGone; a file that
+cannot be read is FileUnreadable.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from .disk import Disk
+from .effects import FileUnreadable
 from .io_cursor import IoCursor
 
 FILE_BYTES_PER_CALL_MAX = 1 << 20
@@ -22,10 +24,6 @@ _NETWORK_ERRORS = frozenset(
 
 class PeerGone(Exception):
     """The socket failed, or the peer closed it."""
-
-
-class FileUnreadable(Exception):
-    """A file that is being sent could not be read; the peer has a part of it."""
 
 
 class SocketTransfer:
@@ -127,10 +125,9 @@ class SocketTransfer:
         except BlockingIOError:
             return False
         except OSError as error:
-            text = error.strerror or str(error)
             if isinstance(error, ConnectionError | TimeoutError) or error.errno in _NETWORK_ERRORS:
-                raise PeerGone(text) from error
-            raise FileUnreadable(text) from error
+                raise PeerGone(error.strerror or str(error)) from error
+            raise FileUnreadable(error, descriptor) from error
         if count < size_bytes:
             self._files[0] = (descriptor, offset + count, size_bytes - count)
         else:

@@ -87,6 +87,8 @@ class Target:
         self.reports = RateLimit(clock, settings.reports_per_s)
         self.resting = RestingSlots()
         """Freed slots of which bytes may still be on their way to a peer."""
+        self.is_lost = False
+        """The folder is not in its place any more: nothing that is written would be found again."""
         self.used_bytes = 0
         self.quarantined: set[int] = set()
         """Locations of slots that are out of use until the process ends."""
@@ -132,6 +134,10 @@ class Target:
         return True
 
     # Writing --------------------------------------------------------------------------------------
+
+    def write_refusal_now(self) -> WriteOutcome | None:
+        """What to answer to every write, if nothing is to be written now."""
+        return WriteOutcome.FAILED if self.is_lost else self.write_refusal.current()
 
     def note_write_error(self, error: OSError) -> WriteOutcome:
         """The disk refused a write: count it, stop writing for a while, and say what to answer."""
@@ -294,6 +300,14 @@ class Target:
             segment.is_dirty = False
         return dirty
 
+    def note_place(self, problem: str | None) -> None:
+        """What `TargetFolder.find_problem` found; logged when it changes."""
+        if problem is not None and not self.is_lost:
+            log.error("target lost name=%s path=%s: %s", self.name, self.folder.path, problem)
+        elif problem is None and self.is_lost:
+            log.info("target is back name=%s path=%s", self.name, self.folder.path)
+        self.is_lost = problem is not None
+
     def describe(self) -> dict[str, Any]:
         """What STAT shows of this target; see `node.describe_node`."""
         counters = self.statistics
@@ -304,5 +318,6 @@ class Target:
             "capacity_bytes": self.space.capacity_bytes,
             "segments": len(self.space.segments),
             "quarantined": len(self.quarantined),
+            "is_lost": self.is_lost,
             **{name: getattr(counters, name) for name in counters.__slots__},
         }

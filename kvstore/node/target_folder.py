@@ -6,6 +6,7 @@ kernel's (flock), so it ends with the process that holds it, however that ends.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,6 +30,22 @@ class TargetFolder:
     path: Path
     identity: TargetIdentity
     lock_descriptor: int
+    identity_file: tuple[int, int]
+    """Device and inode of the identity file when the folder was claimed."""
+
+    def find_problem(self) -> str | None:
+        """Why the path does not lead to the claimed folder any more, if that is so; blocks.
+
+        Nothing else tells: a file that was removed can be written for as long as it is open.
+        """
+        try:
+            found = _identify_file(self.path / IDENTITY_NAME)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return f"its {IDENTITY_NAME} is gone"
+            # Whether the folder is still there cannot be said; reads and writes will tell.
+            return None
+        return None if found == self.identity_file else f"its {IDENTITY_NAME} is another file"
 
     def release(self) -> None:
         os.close(self.lock_descriptor)
@@ -49,12 +66,18 @@ def claim_folder(path: Path, identity: TargetIdentity, *, pid: int, now_ns: int)
             # Somebody else may have marked the folder before we had the lock.
             if not _check_identity(path, identity):
                 _write_identity(path, identity, now_ns)
+            identity_file = _identify_file(path / IDENTITY_NAME)
         except BaseException:
             os.close(descriptor)
             raise
     except OSError as error:
         raise TargetError(path, f"cannot be used: {error.strerror or error}") from error
-    return TargetFolder(path, identity, descriptor)
+    return TargetFolder(path, identity, descriptor, identity_file)
+
+
+def _identify_file(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _check_identity(path: Path, identity: TargetIdentity) -> bool:

@@ -59,7 +59,7 @@ def write(node: Node, target: Target, request: Request) -> Operation:
         yield from refuse_unread(node, request, wire.Status.BAD_REQUEST, problem)
         return
     target.statistics.writes += 1
-    refusal = target.write_refusal.current()
+    refusal = target.write_refusal_now()
     if refusal is not None:
         yield Drain(request.header.payload_bytes)
         _count(target, [refusal] * len(keys))
@@ -68,11 +68,11 @@ def write(node: Node, target: Target, request: Request) -> Operation:
         return
     offer = _Offer(batch, items, keys, SlotGeometry(int(batch["shard_bytes"])))
     size_bytes = request.header.payload_bytes
-    if not node.pool.fits(size_bytes):
-        text = "the request exceeds the node's memory"
+    if not node.pool.fits(size_bytes, is_for_write=True):
+        text = "the request exceeds the node's memory for writes"
         yield from refuse_unread(node, request, wire.Status.BUSY, text)
         return
-    buffer: Buffer | None = yield NeedBuffer(size_bytes, request.due_s)
+    buffer: Buffer | None = yield NeedBuffer(size_bytes, request.due_s, is_for_write=True)
     if buffer is None:
         text = "no memory within the deadline"
         yield from refuse_unread(node, request, wire.Status.BUSY, text)

@@ -16,6 +16,7 @@ import pytest
 from kvstore.admin.node_process import (
     NodeProcess,
     StopDeadlines,
+    is_alive,
     is_command_of_node,
     terminate,
 )
@@ -86,6 +87,7 @@ def deaf_node(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_foreign_process_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
     assert NodeProcess.find(sleeper.pid, cluster_path=MAP, node="n01") is None
+    assert is_alive(sleeper.pid)
     assert sleeper.poll() is None
 
 
@@ -93,7 +95,10 @@ def test_no_process_is_found_when_the_pid_is_free(sleeper: subprocess.Popen[byte
     sleeper.kill()
     sleeper.wait()
     assert NodeProcess.find(sleeper.pid, cluster_path=MAP, node="n01") is None
-    assert NodeProcess.find(2**22 + 1, cluster_path=MAP, node="n01") is None
+    assert not is_alive(sleeper.pid)
+    for pid in (2**22 + 1, 2**31, 2**40, 2**70):
+        assert NodeProcess.find(pid, cluster_path=MAP, node="n01") is None
+        assert not is_alive(pid)
 
 
 def test_ended_process_is_not_found_before_it_is_reaped(
@@ -106,6 +111,7 @@ def test_ended_process_is_not_found_before_it_is_reaped(
         assert found.wait_for_end(deadline_s=10.0)
         again = NodeProcess.find(deaf_node.pid, cluster_path=tmp_path / "cluster.toml", node="n01")
         assert again is None
+        assert not is_alive(deaf_node.pid)
         found.send(signal.SIGTERM)  # to nobody, which is no error
 
 

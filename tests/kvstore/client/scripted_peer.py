@@ -14,12 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from kvstore import wire
+from kvstore.client.channel import NodeChannel
 from kvstore.errors import NodeError
 from tests.kvstore.faults.lying_proxy import Frame
 
 CLUSTER = bytes(range(16))
 TARGET = "t01"
 PATIENCE_S = 5.0
+
+Dial = Callable[..., NodeChannel]
+"""Makes a channel to a port; see the fixture `dial`."""
 
 
 class ScriptedPeer:
@@ -180,3 +184,10 @@ class RecordingSink:
     def _finish(self) -> None:
         assert not self.ended.done(), f"told of its end twice: {self.calls}"
         self.ended.set_result(None)
+
+
+def ask(channel: NodeChannel, sink: RecordingSink | None = None) -> RecordingSink:
+    """Submits a small question."""
+    sink = sink or RecordingSink()
+    channel.submit(wire.Op.STAT, sink, deadline_s=1.0)
+    return sink

@@ -1,5 +1,7 @@
 """Where shards lie: inside the block, or in scratch memory behind its end."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,7 +84,7 @@ def test_views_and_addresses_name_the_same_bytes_and_no_two_shards_overlap(
             assert address == batch.shard_addresses[row, shard]
             ranges.append((address, address + batch.shard_bytes))
     ranges.sort()
-    assert all(before[1] <= after[0] for before, after in zip(ranges, ranges[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
 
 
 def test_a_run_of_blocks_has_the_views_of_each_of_them() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +11,6 @@ from kvstore.client.health import Breaker, NodeHealth
 from kvstore.client.inquiry import ask_node
 from kvstore.errors import DeadlineExceeded, NodeRefused, NodeUnreachable, ProtocolError
 from tests.kvstore.client.scripted_peer import CLUSTER, TARGET, ScriptedPeer
-
-
-@pytest.fixture
-def peer() -> Iterator[ScriptedPeer]:
-    with ScriptedPeer() as it:
-        yield it
 
 
 @pytest.fixture
@@ -90,7 +83,7 @@ async def test_silence_ends_at_the_deadline_and_a_late_answer_harms_nobody(
     asking = ask(channel, deadline_s=0.05)
     connection = await peer.accept_and_greet()
     started_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="no answer within 0.05 s"):
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
         await asking
     assert time.monotonic() - started_s < 0.3
     await connection.answer(await connection.read_request(), body=b"late")

@@ -139,6 +139,29 @@ def test_a_shard_that_lies_about_itself_is_found_and_left_out(liar: int) -> None
     assert np.array_equal(fetched.blocks, stored.blocks)
 
 
+def test_the_run_can_grow_while_its_next_block_may_still_get_k_shards() -> None:
+    stored = store(4, 2, 5000, 3, seed=8)
+    fetched = Fetched(stored)
+    for shard in range(4):
+        fetched.deliver(0, shard)
+        fetched.deliver(2, shard)
+    fetched.deliver(1, 0)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1
+    assert fetched.verifier.can_run_grow(coming=3)
+    assert not fetched.verifier.can_run_grow(coming=2)
+    for shard in (1, 2):
+        fetched.deliver(1, shard)
+    fetched.deliver_lie(1, 3)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1
+    assert fetched.verifier.can_run_grow(coming=1), "one more shard shows which of them lies"
+    fetched.deliver(1, 4)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 3
+    assert not fetched.verifier.can_run_grow(coming=2)
+
+
 def test_a_lie_among_only_k_shards_is_never_delivered() -> None:
     stored = store(4, 2, 5000, 1, seed=3)
     fetched = Fetched(stored)

@@ -1,14 +1,11 @@
 """Nodes that are killed, stopped, refuse connections or lag: every pair, every one."""
 
 import asyncio
-import dataclasses
 import itertools
 import os
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,40 +14,14 @@ import pytest
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import FetchEnd
 from kvstore.client.store_client import StoreClient
-from kvstore.cluster.entities import ClusterMap
 from kvstore.cluster.map import load_cluster_map
 from kvstore.wire import VERSION_RACE_S
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults import lying_proxy
+from tests.kvstore.faults.lost_nodes import client_of, without_nodes
 from tests.kvstore.faults.lying_proxy import lying_client
 
 BLOCKS = 70
-
-
-@asynccontextmanager
-async def client_of(cluster_map: ClusterMap) -> AsyncIterator[StoreClient]:
-    client = StoreClient(cluster_map)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port that refuses connections: bound, never listening."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
-
-
-def without_nodes(cluster_map: ClusterMap, lost: set[int], port: int) -> ClusterMap:
-    """The map with the addresses of some nodes replaced by one that refuses."""
-    nodes = tuple(
-        dataclasses.replace(node, address=f"127.0.0.{i + 1}:{port}") if i in lost else node
-        for i, node in enumerate(cluster_map.nodes)
-    )
-    return dataclasses.replace(cluster_map, nodes=nodes)
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,8 @@ class DrivenNode:
             elif isinstance(effect, Drain):
                 left = left[effect.size_bytes :]
             elif isinstance(effect, NeedBuffer):
-                answer = self.node.pool.try_acquire(effect.size_bytes)
+                pool, is_for_write = self.node.pool, effect.is_for_write
+                answer = pool.try_acquire(effect.size_bytes, is_for_write=is_for_write)
             elif isinstance(effect, NeedTurn):
                 answer = effect.turn.try_take()
             else:

@@ -244,3 +244,79 @@ def test_write_is_refused_when_its_turn_does_not_come_in_time(
             assert first.receive_answer().body == bytes([WriteOutcome.STORED])
             assert second.match(keys_of(late)) == [False]
             assert second.write(late) == [WriteOutcome.STORED]
+
+
+HOARD = ServerSettings(stall_s=0.6, check_s=0.02)
+
+
+def begin_write(client: RawClient, rng: random.Random, size_bytes: int) -> bytes:
+    """Announce a WRITE of one shard and send none of it. Returns the payload."""
+    body, payload = pack_write(make_shards(rng, 1, size_bytes))
+    client.send(client.frame(Op.WRITE, body=body, count=1, payload_bytes=len(payload)))
+    return payload
+
+
+def test_peer_that_keeps_memory_for_a_payload_is_dropped_when_another_needs_it(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    with served_node(tmp_path, settings=HOARD, memory_bytes=4 << 20) as served:
+        hoarders = [served.client() for _ in range(3)]
+        for hoarder in hoarders:
+            begin_write(hoarder, rng, 1 << 20)
+        wait_until(lambda: served.node.pool.used_bytes == 3 << 20)
+        # Single bytes are no progress.
+        for _ in range(20):
+            hoarders[0].send(b"x")
+            time.sleep(HOARD.stall_s / 10)
+        # Nobody waited, so nobody was harmed.
+        assert served.node.connections == 3
+        with served.client() as honest:
+            shards = make_shards(rng, 1, 1 << 20)
+            begun_s = time.monotonic()
+            assert honest.write(shards) == [WriteOutcome.STORED]
+            assert time.monotonic() - begun_s < 5.0
+        # As many as it took to make room, the one that was there first before the others.
+        assert served.node.counters.slow_peers == 1
+        assert is_closed(hoarders[0])
+        assert served.node.connections in (2, 3)
+        for hoarder in hoarders:
+            hoarder.close()
+
+
+def test_peer_whose_payload_goes_on_is_kept_while_others_wait_for_memory(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    with served_node(tmp_path, settings=HOARD, memory_bytes=2 << 20) as served:
+        with served.client() as steady, served.client() as other:
+            payload = begin_write(steady, rng, 1 << 20)
+            wait_until(lambda: served.node.pool.used_bytes == 1 << 20)
+            more = begin_write(other, rng, 1 << 20)
+            for at in range(0, len(payload), 128 << 10):
+                steady.send(payload[at : at + (128 << 10)])
+                time.sleep(HOARD.stall_s / 5)
+            assert steady.receive_answer().body == bytes([WriteOutcome.STORED])
+            other.send(more)
+            assert other.receive_answer().body == bytes([WriteOutcome.STORED])
+        assert served.node.counters.slow_peers == 0
+
+
+def test_read_finds_memory_while_writes_hold_all_that_they_may(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    disk = FaultyDisk(has_cache=False)
+    with (
+        served_node(tmp_path, disk=disk, memory_bytes=4 << 20) as served,
+        served.client() as reader,
+    ):
+        shards = make_shards(rng, 50, SHARD_BYTES)
+        reader.write(shards)
+        writers = [served.client() for _ in range(5)]
+        for writer in writers:
+            begin_write(writer, rng, 1 << 20)
+        wait_until(lambda: served.node.pool.has_line)
+        assert served.node.pool.used_bytes == 3 << 20
+        body = wire.pack_read(keys_of(shards), SHARD_BYTES)
+        answer = reader.ask(Op.READ, body=body, count=50, deadline_ms=1000)
+        assert None not in parse_read_answer(answer, 50, SHARD_BYTES)
+        for writer in writers:
+            writer.close()

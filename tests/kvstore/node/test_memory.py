@@ -78,8 +78,29 @@ def test_pool_never_holds_more_than_its_limit(rng: random.Random) -> None:
         assert pool.used_bytes == sum(buffer.size_bytes for buffer in held)
 
 
+def test_pool_lets_a_read_pass_writes_that_wait_for_their_share() -> None:
+    pool = BufferPool(4 * MIB)
+    held = [pool.try_acquire(MIB, is_for_write=True) for _ in range(3)]
+    assert None not in held
+    served: list[str] = []
+    assert pool.try_acquire(MIB, is_for_write=True) is None
+    pool.wait(MIB, Waiter(lambda _: served.append("write")), is_for_write=True)
+    read = pool.try_acquire(MIB)
+    assert read is not None
+    pool.wait(MIB, Waiter(lambda _: served.append("read")))
+    read.release()
+    assert served == ["read"]
+    assert held[0] is not None
+    held[0].release()
+    assert served == ["read", "write"]
+    assert not pool.has_line
+    assert pool.used_bytes == 4 * MIB
+
+
 def test_pool_says_what_could_never_fit() -> None:
     assert BufferPool(MIB).fits(MIB)
+    assert BufferPool(4 * MIB).fits(3 * MIB, is_for_write=True)
+    assert not BufferPool(4 * MIB).fits(3 * MIB + 1, is_for_write=True)
     assert not BufferPool(MIB).fits(MIB + 1)
 
 

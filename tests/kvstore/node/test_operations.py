@@ -281,13 +281,12 @@ def test_requests_are_refused_busy_when_they_exceed_all_memory(
     tmp_path: Path, rng: random.Random
 ) -> None:
     disk = FaultyDisk(has_cache=False)
-    driven = DrivenNode(tmp_path / "t", disk=disk, memory_bytes=64 << 10)
+    driven = DrivenNode(tmp_path / "t", disk=disk, memory_bytes=96 << 10)
     shards = make_shards(rng, 200, SHARD_BYTES)
     assert driven.ask_write(shards).status is Status.BUSY
-    driven.write(shards[:50])
-    driven.write(shards[50:100])
-    driven.write(shards[100:150])
-    assert driven.ask_read(keys_of(shards[:150]), SHARD_BYTES).status is Status.BUSY
+    for first in range(0, 200, 50):
+        driven.write(shards[first : first + 50])
+    assert driven.ask_read(keys_of(shards), SHARD_BYTES).status is Status.BUSY
     assert driven.node.counters.busy_refusals == 2
     driven.close()
 

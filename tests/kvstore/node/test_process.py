@@ -17,6 +17,7 @@ import pytest
 from kvstore import wire
 from kvstore.wire import Op, WriteOutcome
 from tests.kvstore.node.node_process import (
+    CLUSTER,
     ROOT,
     NodeProcess,
     node_command,
@@ -74,6 +75,27 @@ def test_node_listens_on_its_address_when_no_socket_is_handed_over(tmp_path: Pat
     process.terminate()
     process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+def test_node_serves_although_nobody_reads_its_ready_line(tmp_path: Path) -> None:
+    map_path, log_path = write_map(tmp_path), tmp_path / "log"
+    outlet, inlet = os.pipe()
+    os.close(outlet)
+    with socket_on_any_port() as listener, open(log_path, "wb") as log:
+        command = node_command(map_path, "--listen-fd", str(listener.fileno()))
+        process = subprocess.Popen(
+            command, stdout=inlet, stderr=log, pass_fds=[listener.fileno()], cwd=ROOT
+        )
+        os.close(inlet)
+        with RawClient(listener.getsockname(), bytes.fromhex(CLUSTER), "t01", 0) as client:
+            client.hello()
+            assert client.match([]) == []
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    said = log_path.read_text()
+    assert "nobody reads the ready line" in said
+    assert "Traceback" not in said
+    assert "BrokenPipeError" not in said
 
 
 def check_refusal(found: subprocess.CompletedProcess[str], code: int, text: str) -> None:

@@ -1,0 +1,60 @@
+"""A peer that the test plays, and channels to it."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvstore.client.channel import NodeChannel
+from kvstore.client.health import Breaker, NodeHealth
+from tests.kvstore.client.scripted_peer import CLUSTER, TARGET, Dial, ScriptedPeer
+
+
+@pytest.fixture
+def peer() -> Iterator[ScriptedPeer]:
+    with ScriptedPeer() as it:
+        yield it
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: bound, never listening."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+async def dial() -> AsyncIterator[Dial]:
+    """Makes channels, and checks at the end that no exception escaped into the event loop."""
+    loop = asyncio.get_running_loop()
+    escaped: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: escaped.append(context))
+    channels: list[NodeChannel] = []
+
+    def make(
+        port: int, *, host: str = "127.0.0.1", breaker_clock: Callable[[], float] = time.monotonic
+    ) -> NodeChannel:
+        channels.append(
+            NodeChannel(
+                node="n01",
+                address=(host, port),
+                cluster=CLUSTER,
+                target=TARGET,
+                target_index=3,
+                epoch=7,
+                health=NodeHealth(time.monotonic, Breaker(breaker_clock)),
+                loop=loop,
+                clock=time.monotonic,
+            )
+        )
+        return channels[-1]
+
+    yield make
+    for channel in channels:
+        channel.close()
+    await asyncio.sleep(0)
+    assert not escaped
