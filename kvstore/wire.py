@@ -372,13 +372,13 @@ def parse_records(
     return np.frombuffer(body, dtype, count, offset)
 
 
-def combine_checksums(keys: Sequence[bytes], payload_xxh3: NDArray[np.uint64]) -> list[int]:
-    """block_xxh3 of each block: of its key and its row of data-shard checksums, uint64 (n, k)."""
-    rows = np.ascontiguousarray(payload_xxh3, dtype="<u8")
-    width = rows.shape[1] * 8
-    flat = memoryview(rows.tobytes())
-    starts = range(0, len(flat), width)
+def combine_checksums(keys: Sequence[bytes], columns: Sequence[Sequence[int]]) -> list[int]:
+    """block_xxh3 of each block, from its key and the payload_xxh3 of its k data shards.
+
+    `columns`: for each of the k data shards a payload_xxh3 for each block.
+    """
+    pack = struct.Struct(f"<{len(columns)}Q").pack
     return [
-        xxh3_64_intdigest(b"".join((key, flat[at : at + width])))
-        for key, at in zip(keys, starts, strict=True)
+        xxh3_64_intdigest(key + pack(*sums))
+        for key, sums in zip(keys, zip(*columns, strict=True), strict=True)
     ]

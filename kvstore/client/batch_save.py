@@ -89,7 +89,7 @@ class BatchSave:
             return self._result()
         shards = self._shard_views()
         sums = self._encode_and_hash(shards)
-        versions = wire.combine_checksums(self._keys, np.array(sums[: self._code.k], np.uint64).T)
+        versions = wire.combine_checksums(self._keys, sums[: self._code.k])
         try:
             for shard in reachable:
                 self._send(shard, shards[shard], sums[shard], versions, deadline_s)

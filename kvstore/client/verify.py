@@ -139,9 +139,9 @@ class BlockVerifier:
         missing = [j for j in range(k) if j not in shards]
         if missing:
             self._decode(rows, missing, sources)
-        sums = np.array([self._payload_xxh3[j] for j in range(k)], np.uint64).T
         keys = [self._keys[row] for row in rows]
-        combined = wire.combine_checksums(keys, sums[list(rows)])
+        columns = [[self._payload_xxh3[j][row] for row in rows] for j in range(k)]
+        combined = wire.combine_checksums(keys, columns)
         for row, computed in zip(rows, combined, strict=True):
             version = self._versions[sources[0]][row]
             if computed == version:
@@ -176,9 +176,10 @@ class BlockVerifier:
             sources = [j for j in shards if j != suspect][:k]
             wanted = [j for j in range(k) if j not in sources]
             rebuilt = self._rebuild(row, wanted, sources)
-            sums = np.array([[self._payload_xxh3[j][row] for j in range(k)]], np.uint64)
-            sums[0, wanted] = [xxh3_64_intdigest(shard.data) for shard in rebuilt]
-            if wire.combine_checksums([self._keys[row]], sums)[0] == version:
+            columns = [[self._payload_xxh3[j][row]] for j in range(k)]
+            for j, shard in zip(wanted, rebuilt, strict=True):
+                columns[j] = [xxh3_64_intdigest(shard.data)]
+            if wire.combine_checksums([self._keys[row]], columns)[0] == version:
                 self._liars += 1
                 for j, shard in zip(wanted, rebuilt, strict=True):
                     self._batch.shard_view(row, j)[:] = shard.data

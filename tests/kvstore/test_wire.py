@@ -260,5 +260,5 @@ def test_block_checksum_is_that_of_the_key_and_the_shard_checksums_in_order() ->
         xxh3_64_intdigest(key + struct.pack("<QQQ", *row))
         for key, row in zip(keys, rows.tolist(), strict=True)
     ]
-    assert wire.combine_checksums(keys, rows) == expected
+    assert wire.combine_checksums(keys, rows.T.tolist()) == expected
     assert len(set(expected)) == 3

@@ -53,7 +53,7 @@ def store(k: int, m: int, block_bytes: int, count: int, seed: int) -> Stored:
     shards = [[bytes(batch.shard_view(b, j)) for j in range(k + m)] for b in range(count)]
     sums = np.array([[xxh3_64_intdigest(s) for s in row] for row in shards], np.uint64)
     keys = [bytes([index]) * 32 for index in range(count)]
-    versions = wire.combine_checksums(keys, sums[:, :k])
+    versions = wire.combine_checksums(keys, sums.T[:k].tolist())
     return Stored(geometry, code, blocks, shards, versions, keys)
 
 
