@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ..client import BlockLayout, Namespace, Section, StoreClient
 from ..client.context import batch_blocks
-from ..client.pipeline import BATCHES_IN_FLIGHT
 from ..cluster.entities import ClusterMap
 from ..cluster.map import load_cluster_map
 from ..cluster.placement import SPAN_BLOCKS
@@ -34,6 +33,8 @@ SMALL_REQUESTS = {1: 201, 8: 101, 64: 51}
 """Blocks of a small request, and how often it is measured."""
 MATCH_ROUNDS = 51
 SLOW_NODE_DELAY_MS = 100
+RAW_BATCHES_IN_FLIGHT = 2
+"""What the baseline does best with."""
 DEADLINE_S = 30.0
 GB = 1e9
 
@@ -178,7 +179,7 @@ class Bench:
 
     def _raw_fetch(self, baseline: RawSocketBaseline, targets: list[memoryview]) -> float:
         blocks = min(SPAN_BLOCKS, batch_blocks(self._options.block_bytes))
-        return baseline.fetch(targets, batch_blocks=blocks, in_flight=BATCHES_IN_FLIGHT)
+        return baseline.fetch(targets, batch_blocks=blocks, in_flight=RAW_BATCHES_IN_FLIGHT)
 
     async def measure_rates(self, store: StoreClient, work: Workload) -> None:
         """memcpy, raw sockets, save and fetch in turns; leaves the blocks stored."""

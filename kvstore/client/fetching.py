@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .batch_fetch import BatchFetch, BatchResult
 from .context import ClientContext, batch_blocks
 from .geometry import Batch, ShardGeometry
-from .pipeline import run_in_order
+from .pipeline import FETCHES_IN_FLIGHT, run_in_order
 from .results import FetchEnd, FetchResult
 from .router import Lane, split_into_batches
 
@@ -50,7 +50,10 @@ async def fetch_blocks(
 
     runs = split_into_batches(first_block, len(keys), batch_blocks=batch_blocks(block_bytes))
     results = await run_in_order(
-        fetch_one, runs, goes_on=lambda one: one.ended is FetchEnd.COMPLETE
+        fetch_one,
+        runs,
+        in_flight=FETCHES_IN_FLIGHT,
+        goes_on=lambda one: one.ended is FetchEnd.COMPLETE,
     )
     result = FetchResult(
         blocks=sum(one.blocks for one in results),

@@ -7,8 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-BATCHES_IN_FLIGHT = 2
-"""Two keep the wire busy while one is decoded; more only cost cache."""
+FETCHES_IN_FLIGHT = 1
+"""A second batch finds the sockets full: nodes then send in pieces and wait in between, which cost
+twice the time in the kernel and a quarter of the rate (docs/decisions/0013)."""
+SAVES_IN_FLIGHT = 2
+"""One is encoded while the other is sent."""
 
 ResultT = TypeVar("ResultT")
 
@@ -17,9 +20,11 @@ async def run_in_order(
     run: Callable[[int, int], Awaitable[ResultT]],
     ranges: Iterable[tuple[int, int]],
     *,
+    in_flight: int,
     goes_on: Callable[[ResultT], bool],
 ) -> list[ResultT]:
-    """Results of run(start, end) for each range, in order, up to the first that does not go on.
+    """Results of run(start, end) for each range, in order, up to the first that does not go on;
+    `in_flight` of them run at a time.
 
     Later ones that have begun by then are cancelled, and have ended when this returns, also when
     it is cancelled itself.
@@ -29,7 +34,7 @@ async def run_in_order(
     todo = iter(ranges)
     try:
         while True:
-            while len(running) < BATCHES_IN_FLIGHT and (following := next(todo, None)):
+            while len(running) < in_flight and (following := next(todo, None)):
                 running.append(asyncio.ensure_future(run(*following)))
             if not running:
                 return results

@@ -19,7 +19,7 @@ from .context import ClientContext, batch_blocks
 from .geometry import Batch, ShardGeometry
 from .inquiry import ask_node
 from .matching import present_blocks
-from .pipeline import run_in_order
+from .pipeline import SAVES_IN_FLIGHT, run_in_order
 from .results import SaveResult
 from .router import Lane, split_into_batches
 
@@ -74,7 +74,7 @@ async def save_blocks(
             )
             return await save.run(context.remaining_s(end_at_s))
 
-    results = await run_in_order(save_one, runs, goes_on=lambda _: True)
+    results = await run_in_order(save_one, runs, in_flight=SAVES_IN_FLIGHT, goes_on=lambda _: True)
     stored = sum(one.stored for one in results)
     context.counters.blocks_saved += stored
     return SaveResult(
@@ -218,7 +218,9 @@ async def forget_blocks(
         return end - start if silent < router.code.k else 0
 
     runs = split_into_batches(first_block, len(keys), batch_blocks=SPAN_BLOCKS)
-    return sum(await run_in_order(forget_one, runs, goes_on=lambda _: True))
+    return sum(
+        await run_in_order(forget_one, runs, in_flight=SAVES_IN_FLIGHT, goes_on=lambda _: True)
+    )
 
 
 def _false_runs(flags: NDArray[np.bool_], offset: int) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvstore.client.pipeline import BATCHES_IN_FLIGHT, run_in_order
+from kvstore.client.pipeline import run_in_order
 
 
 async def test_results_come_in_order_with_a_bounded_number_in_flight() -> None:
@@ -19,8 +19,8 @@ async def test_results_come_in_order_with_a_bounded_number_in_flight() -> None:
         return start, end
 
     ranges = [(i, i + 1) for i in range(20)]
-    assert await run_in_order(run, ranges, goes_on=lambda _: True) == ranges
-    assert highest == BATCHES_IN_FLIGHT
+    assert await run_in_order(run, ranges, in_flight=2, goes_on=lambda _: True) == ranges
+    assert highest == 2
 
 
 async def test_nothing_runs_on_after_the_first_result_that_does_not_go_on() -> None:
@@ -34,7 +34,7 @@ async def test_nothing_runs_on_after_the_first_result_that_does_not_go_on() -> N
         return start
 
     results = await run_in_order(
-        run, [(i, i + 1) for i in range(10)], goes_on=lambda start: start < 2
+        run, [(i, i + 1) for i in range(10)], in_flight=2, goes_on=lambda start: start < 2
     )
     assert results == [0, 1, 2]
     assert sorted(ended) == [0, 1, 2, 3]
@@ -49,7 +49,9 @@ async def test_everything_has_ended_when_the_caller_is_cancelled() -> None:
         await asyncio.sleep(60)
         return 0
 
-    whole = asyncio.create_task(run_in_order(run, [(0, 1), (1, 2)], goes_on=lambda _: True))
+    whole = asyncio.create_task(
+        run_in_order(run, [(0, 1), (1, 2)], in_flight=2, goes_on=lambda _: True)
+    )
     await started.wait()
     whole.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -65,5 +67,5 @@ async def test_an_error_of_one_batch_ends_the_others() -> None:
         return start
 
     with pytest.raises(OSError, match="broken"):
-        await run_in_order(run, [(0, 1), (1, 2)], goes_on=lambda _: True)
+        await run_in_order(run, [(0, 1), (1, 2)], in_flight=2, goes_on=lambda _: True)
     assert len(asyncio.all_tasks()) == 1
