@@ -193,9 +193,11 @@ class Bench:
             work.check()
             for _ in range(self._options.rounds):
                 await store.forget(work.namespace, work.keys)
+                save.append(await _timed_await(work.save(store)))
+                # The nodes that were not waited for are still at it.
+                await store.finish_writes()
                 memcpy.append(_timed(lambda: np.copyto(work.target, work.source)))
                 raw.append(self._raw_fetch(baseline, targets))
-                save.append(await _timed_await(work.save(store)))
                 cpu_before_s = time.process_time()
                 fetch.append(await _timed_await(work.fetch(store)))
                 cpu.append(time.process_time() - cpu_before_s)

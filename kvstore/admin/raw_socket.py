@@ -2,7 +2,7 @@
 
 As many processes as the code is wide send shard-sized pieces out of memory with `sendmsg`; one
 client takes exactly the bytes of the blocks with `recvmsg_into`, in place, with the same request
-sizes and the same number of requests in flight as a fetch. No code, no checksum, no disk.
+sizes as a fetch and as many in flight as suits it best. No code, no checksum, no disk.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 FETCHES_IN_FLIGHT = 1
-"""A second batch finds the sockets full: nodes then send in pieces and wait in between, which cost
-twice the time in the kernel and a quarter of the rate (docs/decisions/0013)."""
+"""A second batch gains nothing on a quiet machine and fills the sockets on a busy one
+(docs/decisions/0013)."""
 SAVES_IN_FLIGHT = 2
 """One is encoded while the other is sent."""
 
