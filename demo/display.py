@@ -136,6 +136,9 @@ class LiveDisplay(SilentDisplay):
     def end(self, outcome: Outcome) -> None:
         self._running = None
         self._rows.append(describe_outcome(outcome, self._characters))
+        # The table has room for its beginning only.
+        answer = shorten(outcome.reply.text, ANSWER_CHARACTERS_MAX)
+        self._console.print(Text(f"{outcome.request.number}. answer: {answer}"))
         for claim in outcome.claims:
             mark, style = ("ok", "green") if claim.holds else ("WRONG", "bold red")
             line = Text(f"{outcome.request.number}. ").append(mark, style).append(f" {claim.text}")

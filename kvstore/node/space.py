@@ -24,6 +24,8 @@ from .slot import SlotGeometry
 
 SEGMENTS_PER_TARGET_MIN = 8
 """A small target gets small segments, so that one slot size cannot take all of it at once."""
+REFUSED_SEGMENT_BYTES_MIN = 1 << 20
+"""If the disk has no room for a segment of this length, none that is smaller is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,32 @@ class SlotSpace:
             assert not removed, "the room of a whole segment does not hold one slot"
             return None
         shape = SegmentShape(number=self._next_number, geometry=geometry, slot_count=slot_count)
+        self._next_number += 1
+        return Growth(shape, tuple(removed))
+
+    def plan_smaller_growth(self, refused: SegmentShape) -> Growth | None:
+        """What to try after the disk had no room for that segment, or None to give up.
+
+        The disk may be smaller than the target, or others may use it. First wholly free segments of
+        other slot sizes make way, as few as should do; when there are none, the segment is halved.
+        Each call removes a segment or halves, so the calls come to an end.
+        """
+        removed: list[Segment] = []
+        freed_bytes = 0
+        for segment in self._wholly_free(refused.geometry):
+            if freed_bytes >= refused.file_bytes:
+                break
+            self._drop(segment)
+            removed.append(segment)
+            freed_bytes += segment.shape.file_bytes
+        slot_count = refused.slot_count
+        if not removed:
+            if slot_count == 1 or refused.file_bytes <= REFUSED_SEGMENT_BYTES_MIN:
+                return None
+            slot_count //= 2
+        shape = SegmentShape(
+            number=self._next_number, geometry=refused.geometry, slot_count=slot_count
+        )
         self._next_number += 1
         return Growth(shape, tuple(removed))
 

@@ -23,12 +23,13 @@ from ..layout import SHARDS_MAX
 from ..wire import WriteOutcome
 from .answers import Request, answer, refuse, refuse_unread
 from .buffers import Buffer
+from .disk import means_full
 from .disk_work import SlotWrite, apply_growth, write_runs
 from .effects import Drain, Effect, NeedBuffer, NeedTurn, Operation, Receive, Send, Work
 from .freeing import free_slots
 from .node import Node, SyncPolicy
 from .slot import SLOT_HEADER, SlotGeometry
-from .space import SlotRun
+from .space import Growth, SlotRun
 from .target import Target
 
 WRITE_AT_ONCE_BYTES_MAX = 2 << 20
@@ -218,20 +219,30 @@ def _take_slots(
     left = count - sum(run.count for run in runs)
     while left and target.growth_refusal.current() is None:
         growth = target.space.plan_growth(geometry)
-        if growth is None:
+        if growth is None or not (yield from _grow(node, target, growth)):
             break
-        folder = target.folder
-        work = partial(apply_growth, node.disk, folder.path, folder.identity, growth)
-        try:
-            segment = yield Work(work)
-        except OSError as error:
-            target.note_growth_error(error)
-            break
-        target.space.add(segment, [(0, growth.shape.slot_count)])
         more = target.space.take(geometry, left)
         left -= sum(run.count for run in more)
         runs += more
     return runs
+
+
+def _grow(node: Node, target: Target, growth: Growth) -> Generator[Effect, Any, bool]:
+    """Add a segment, a smaller one if the disk is too full; False if it takes none."""
+    folder = target.folder
+    while True:
+        work = partial(apply_growth, node.disk, folder.path, folder.identity, growth)
+        try:
+            segment = yield Work(work)
+        except OSError as error:
+            smaller = target.space.plan_smaller_growth(growth.shape) if means_full(error) else None
+            if smaller is None:
+                target.note_growth_error(error)
+                return False
+            growth = smaller
+            continue
+        target.space.add(segment, [(0, growth.shape.slot_count)])
+        return True
 
 
 def _make_headers(target: Target, offer: _Offer) -> NDArray[Any]:

@@ -48,6 +48,7 @@ def test_live_display_draws_a_running_request_in_place_and_its_outcome_after_tha
     assert "12 storage nodes" in plain(running)
     assert "So it [red]is[/red]" in plain(running)
     assert "\x1b[1A" in ended, "the table must be drawn again over its old place"
+    assert "1. answer: So it is now." in plain(ended)
     assert "1. ok 2 blocks were stored" in plain(ended)
     assert "1. WRONG 0 blocks failed" in plain(ended)
     assert "11.42 s" in plain(ended)

@@ -87,7 +87,10 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
     [
         ([], "prompt: given nothing, expected --prompt, --prompt-file or --question"),
         (["--prompt", "  "], "prompt: given nothing"),
-        (["--prompt-file", "no-such-file"], "No such file or directory: 'no-such-file'"),
+        (["--prompt-file", "no-such-file"], "prompt file: no such file: no-such-file"),
+        (["--prompt-file", "/"], "prompt file: is a folder: /"),
+        (["--prompt", "x", "--follow-up-of", "nope"], "earlier answer: no such file: nope"),
+        (["--prompt", "x", "--model", "/"], "model file / has 1 problem(s): it is a folder"),
         (["--prompt", "x", "--model", "no-such-model"], "there is no such file"),
         (["--prompt", "x", "--top-p", "0"], "top_p: given 0.0, expected above 0, at most 1"),
     ],
@@ -118,6 +121,26 @@ def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "not a readable GGUF file" in done.stderr
+
+
+def test_dead_nodes_are_named_on_stderr_when_they_kept_the_cache_from_the_answer(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "c"
+    with LocalCluster.start(folder, nodes=3, k=2, m=1, target_size_bytes=64 << 20) as cluster:
+        path = cluster.cluster_path
+    ask = ("--model", tiny_path, "--cluster", path, "--max-tokens", "2")
+    done = run(*ask, "--prompt", DOCUMENT)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "engine.generate: 0 of 3 nodes answer; the answer was computed without the cache"
+        f" (start them with `cachalot up --dir {folder}`)\n"
+    )
+
+
+def test_help_lists_the_exit_codes() -> None:
+    words = run("--help").stdout.split("Exit codes:")[1].split()
+    assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "130"]
 
 
 def test_interrupt_ends_quietly_with_its_exit_code(tiny_path: Path) -> None:
@@ -162,7 +185,14 @@ def test_question_refuses_files_that_are_not_what_they_should_be(tmp_path: Path)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequest, match=r"prompt file: given .*, expected UTF-8 text"):
         read(prompt_file=file)
-    for content in ("no json", "[]", "{}", '{"prompt_token_ids": 1, "token_ids": [1]}'):
+    for content in (
+        "no json",
+        "[]",
+        "{}",
+        '{"prompt_token_ids": 1, "token_ids": [1]}',
+        '{"prompt_token_ids": [1, "x"], "token_ids": [1]}',
+        '{"prompt_token_ids": [1], "token_ids": "12"}',
+    ):
         file.write_text(content)
         with pytest.raises(InvalidRequest, match=r"earlier answer: given .*, expected an object"):
             read(follow_up_of=file)

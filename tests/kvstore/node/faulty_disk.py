@@ -42,6 +42,8 @@ class FaultyDisk(OsDisk):
     """Reads that go to the device, and syncs, wait for this."""
     write_left: int | None = None
     """After so many bytes of writes the process is killed."""
+    room_bytes: int | None = None
+    """What all files of the folder may take together; no limit if None."""
     calls: list[str] = field(default_factory=list)
 
     def _check(self, operation: str) -> None:
@@ -56,6 +58,11 @@ class FaultyDisk(OsDisk):
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         self._check("allocate")
+        if self.room_bytes is not None:
+            folder = Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent
+            used_bytes = sum(path.stat().st_size for path in folder.glob("segment-*"))
+            if used_bytes + size_bytes > self.room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().allocate(descriptor, size_bytes)
 
     def rename(self, old: Path, new: Path) -> None:

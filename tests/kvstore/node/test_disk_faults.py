@@ -78,6 +78,57 @@ def test_free_slots_are_written_although_the_disk_is_full(
     assert driven.write(make_shards(rng, 10, SHARD_BYTES)) == [WriteOutcome.STORED] * 10
 
 
+def test_empty_segments_make_way_for_another_size_when_the_disk_is_full(
+    driven: DrivenNode, disk: FaultyDisk, rng: random.Random
+) -> None:
+    # The target may take 8 MiB, the disk has room for three of its segments.
+    disk.room_bytes = 3 * driven.segment_bytes
+    stored: list[Shard] = []
+    outcomes: list[WriteOutcome] = []
+    while WriteOutcome.FULL not in outcomes:
+        shards = make_shards(rng, 40, SHARD_BYTES)
+        outcomes = driven.write(shards)
+        pairs = zip(shards, outcomes, strict=True)
+        stored += [shard for shard, got in pairs if got == WriteOutcome.STORED]
+    driven.clock.advance(5.0)
+    assert driven.write(make_shards(rng, 1, 4 * SHARD_BYTES)) == [WriteOutcome.FULL]
+    per_segment = len(stored) // len(driven.target.space.segments)
+    kept = stored[per_segment:]
+    driven.forget(keys_of(stored[:per_segment]))
+    driven.clock.advance(5.0)
+    larger = make_shards(rng, 17, 4 * SHARD_BYTES)
+    assert driven.write(larger) == [WriteOutcome.STORED] * 17
+    assert all(readable(driven, kept))
+    assert all(driven.match(keys_of(larger)))
+    driven.crash()
+    driven.open()
+    assert all(readable(driven, kept))
+    assert all(driven.match(keys_of(larger)))
+
+
+def test_small_disk_is_used_when_it_has_no_room_for_a_segment_of_the_usual_length(
+    tmp_path: Path, disk: FaultyDisk, rng: random.Random
+) -> None:
+    disk.room_bytes = 5 << 20
+    driven = DrivenNode(tmp_path / "t", disk=disk, capacity_bytes=1 << 30, segment_bytes=64 << 20)
+    stored: list[Shard] = []
+    shard_bytes = 60_000
+    outcomes: list[WriteOutcome] = []
+    while WriteOutcome.FULL not in outcomes:
+        shards = make_shards(rng, 20, shard_bytes)
+        outcomes = driven.write(shards)
+        pairs = zip(shards, outcomes, strict=True)
+        stored += [shard for shard, got in pairs if got == WriteOutcome.STORED]
+    # All of the disk is used but for less than the smallest segment that is tried.
+    assert len(stored) * shard_bytes > 3 << 20
+    assert all(driven.match(keys_of(stored)))
+    assert not list(driven.folder.glob("*.tmp"))
+    tried = disk.calls.count("allocate")
+    assert driven.write(make_shards(rng, 1, shard_bytes)) == [WriteOutcome.FULL]
+    assert disk.calls.count("allocate") == tried
+    driven.close()
+
+
 @pytest.mark.parametrize("operation", ["allocate", "write", "sync", "rename"])
 def test_unfinished_segment_is_removed_when_making_it_fails(
     driven: DrivenNode, disk: FaultyDisk, rng: random.Random, operation: str
