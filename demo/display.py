@@ -136,8 +136,8 @@ class LiveDisplay(SilentDisplay):
     def end(self, outcome: Outcome) -> None:
         self._running = None
         self._rows.append(describe_outcome(outcome, self._characters))
-        # The table has room for its beginning only.
-        answer = shorten(outcome.reply.text, ANSWER_CHARACTERS_MAX)
+        # In full, because the table has room for its beginning only.
+        answer = " ".join(outcome.reply.text.split())
         self._console.print(Text(f"{outcome.request.number}. answer: {answer}"))
         for claim in outcome.claims:
             mark, style = ("ok", "green") if claim.holds else ("WRONG", "bold red")

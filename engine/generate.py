@@ -34,7 +34,7 @@ from .errors import EngineError, InvalidRequest, MissingModel
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
-    from kvstore.client import NodeReport, StoreClient
+    from kvstore.client import BlockingStoreClient, NodeReport
 
     from .generation import Generation
     from .llm import LLM
@@ -112,7 +112,7 @@ def answer(
             _warn_of_dead_nodes(generation, store, Path(cluster))
 
 
-def _warn_of_dead_nodes(generation: Generation, store: StoreClient, cluster: Path) -> None:
+def _warn_of_dead_nodes(generation: Generation, store: BlockingStoreClient, cluster: Path) -> None:
     """Say on stderr why nothing was found or stored, if that is because of the nodes."""
     blocks = generation.receipt.summary()
     is_unsaved = blocks.failed + blocks.dropped + blocks.pending > 0
@@ -222,7 +222,7 @@ def _read_earlier(path: Path) -> tuple[list[int], list[int]]:
         ) from error
 
 
-def _read_ids(value: Any) -> list[int]:
+def _read_ids(value: object) -> list[int]:
     """Token ids as `--json` prints them. Raises TypeError."""
     if not isinstance(value, list) or any(type(one) is not int for one in value):
         raise TypeError("token ids are a list of whole numbers")

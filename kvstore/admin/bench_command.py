@@ -36,15 +36,39 @@ def bench(
     # Here, because the client and numpy take longer to load than `--help` should.
     import asyncio
 
+    from ..cluster.map import load_cluster_map
     from .bench import BenchOptions, run_bench
+    from .bench_failure import BenchFailed, NodesDown
 
+    needed = load_cluster_map(cluster).code.k
     options = BenchOptions(
         blocks=blocks, block_bytes=block_bytes, rounds=rounds, large_blocks=large_blocks
     )
+    alive, dead = asyncio.run(_ask_nodes(cluster))
+    if len(alive) < needed:
+        raise NodesDown(dead)
     if not is_json:
         write_result(COLUMNS)
     report = write_json if is_json else _write_line
-    asyncio.run(run_bench(cluster, options, report))
+    try:
+        asyncio.run(run_bench(cluster, options, report))
+    except BenchFailed as error:
+        _, dead = asyncio.run(_ask_nodes(cluster))
+        if dead:
+            raise NodesDown(dead, error) from error
+        raise
+
+
+async def _ask_nodes(cluster: Path) -> tuple[list[str], list[str]]:
+    """Names of the nodes that answer, and of those that do not."""
+    from ..client import StoreClient
+
+    async with StoreClient.connect(cluster) as store:
+        reports = await store.node_reports()
+    return (
+        [one.node for one in reports if one.is_alive],
+        [one.node for one in reports if not one.is_alive],
+    )
 
 
 def _write_line(figure: dict[str, Any]) -> None:

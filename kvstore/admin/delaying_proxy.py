@@ -49,7 +49,11 @@ async def _pass_on(
     writer: asyncio.StreamWriter,
 ) -> None:
     """Serves one connection until either side ends it."""
-    node_reader, node_writer = await asyncio.open_connection(*node)
+    try:
+        node_reader, node_writer = await asyncio.open_connection(*node)
+    except OSError:
+        writer.close()  # the client sees a node that is down
+        return
     directions = [
         asyncio.ensure_future(_pass_requests(reader, node_writer, delay_s)),
         asyncio.ensure_future(_pass_answers(node_reader, writer)),

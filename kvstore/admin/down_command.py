@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidArgument, MissingClusterMap
+from ..errors import InvalidArgument
+from .folder_option import parse_folder
 from .local_folder import LocalFolder
 from .node_process import StopDeadlines
 from .node_stop import StoppedNode, find_process, stop_nodes
@@ -20,7 +21,10 @@ SHOWN_PATHS_MAX = 40
 
 def down(
     folder: Annotated[
-        Path, typer.Option("--dir", help="Folder that was given to `up`.", metavar="D")
+        Path,
+        typer.Option(
+            "--dir", help="Folder that was given to `up`.", metavar="D", parser=parse_folder
+        ),
     ],
     wipe: Annotated[
         bool, typer.Option("--wipe", help="Remove what the nodes stored, and the map.")
@@ -42,7 +46,7 @@ def down(
     """
     place = LocalFolder(folder)
     if not place.cluster_path.exists() and not place.recorded_nodes():
-        _answer_without_cluster(place, wipe=wipe, dry_run=dry_run, is_json=is_json)
+        _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
     with place.locked():
         if dry_run:
@@ -58,16 +62,12 @@ def down(
         write_result("\n".join(render_lines(stopped, plan, dry_run=dry_run)))
 
 
-def _answer_without_cluster(
-    place: LocalFolder, *, wipe: bool, dry_run: bool, is_json: bool
-) -> None:
-    # A wipe wants that nothing is left, which is so. Without it, the folder is probably misspelt.
-    if not wipe:
-        raise MissingClusterMap(place.cluster_path)
+def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool) -> None:
+    # What was wanted is so, as after a `down --wipe`. The path is shown, in case it is misspelt.
     if is_json:
         write_json(render_json([], None, dry_run=dry_run))
     else:
-        write_result(f"there is no cluster in {place.path}: nothing to stop or remove")
+        write_result(f"nothing to stop in {place.path}: there is no cluster")
 
 
 def plan_stop(place: LocalFolder) -> list[dict[str, Any]]:

@@ -72,7 +72,8 @@ class LocalCluster:
 
         A new cluster has 12 nodes, code 10+2 and targets of 4 GiB where nothing else is said. In
         one that is there, only nodes that are not alive are started, and InvalidArgument is raised
-        if it is not what was asked for. Raises NodeStartFailed if a node is not ready within
+        if it is not what was asked for, NodeError if one that is alive does not answer, in which
+        case nothing is started. Raises NodeStartFailed if a node is not ready within
         `deadline_s`; the ones started by this call are stopped again then.
         """
         if (k is None) != (m is None):
@@ -120,6 +121,7 @@ class LocalCluster:
                 )
             place.write_options(place.read_options().updated(options))
             missing = [node for node in cluster.map.nodes if not cluster.is_alive(node.name)]
+            cluster._check_running(missing, deadline_s)
             cluster._start_nodes(missing, bind_known_ports(missing), deadline_s)
             return cluster, [node.name for node in missing]
 
@@ -143,6 +145,26 @@ class LocalCluster:
         cluster = cls(place, cluster_map)
         cluster._start_nodes(cluster_map.nodes, listeners, deadline_s)
         return cluster, cluster.node_names
+
+    def _check_running(self, missing: Sequence[Node], deadline_s: float) -> None:
+        """Raises NodeError if a node that has a process does not answer, as a stopped one."""
+        running = set(self.node_names) - {node.name for node in missing}
+        if not running:
+            return
+        # It comes with numpy, which most starts do without.
+        from ..client import StoreClient
+
+        with StoreClient.open(self.cluster_path) as store:
+            reports = store.node_reports(deadline_s=deadline_s)
+        silent = [one for one in reports if one.node in running and not one.is_alive]
+        if silent:
+            first, more = silent[0], len(silent) - 1
+            raise NodeError(
+                first.node,
+                f"process {self.node_pid(first.node)} is there but does not answer"
+                f"{f' (and {more} more)' if more else ''}: {first.problem}; nothing was started;"
+                f" to end it: cachalot down --dir {self.folder}",
+            )
 
     # What is there ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ Nothing here starts or stops a process.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -84,9 +85,11 @@ class LocalFolder:
         return self.node_path(node) / "kvstored.json"
 
     def create(self) -> None:
-        """Make the folder. Raises InvalidArgument if that cannot be done."""
+        """Make the folder. Raises InvalidArgument if that cannot be done, or not written in."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise InvalidArgument(
                 "folder", given=self.path, expected=f"a folder to write in: {error.strerror}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .folder_option import parse_folder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
 from .quantities import format_size, parse_code, parse_size_bytes
@@ -29,7 +30,13 @@ class Sync(Enum):
 
 def up(
     folder: Annotated[
-        Path, typer.Option("--dir", help="Folder of the cluster; made if needed.", metavar="D")
+        Path,
+        typer.Option(
+            "--dir",
+            help="Folder of the cluster; made if needed.",
+            metavar="D",
+            parser=parse_folder,
+        ),
     ],
     nodes: Annotated[
         int | None, typer.Option(help="Number of nodes (12 in a new cluster).", metavar="N")

@@ -55,6 +55,16 @@ def test_live_display_draws_a_running_request_in_place_and_its_outcome_after_tha
     assert "So it is now." in plain(ended)
 
 
+def test_live_display_prints_an_answer_in_full_that_the_table_cuts() -> None:
+    console = make_terminal()
+    display = LiveDisplay(console)
+    words = " ".join(f"word{number}" for number in range(60))
+    with display.shown():
+        display.begin(COLD)
+        display.end(Outcome(COLD, make_reply(text=words), (SO,)))
+    assert f"1. answer: {words}" in " ".join(plain(written(console)).split())
+
+
 def test_live_display_gives_the_cursor_back_when_what_it_shows_breaks_off() -> None:
     console = make_terminal()
     display = LiveDisplay(console)

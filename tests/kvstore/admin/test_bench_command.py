@@ -1,11 +1,12 @@
 """`cachalot bench` measures what it says and leaves nothing behind."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from kvstore.client import StoreClient
-from tests.kvstore.admin.command_line import cachalot
+from tests.kvstore.admin.command_line import cachalot, one_line
 
 FIGURES = {
     "memcpy",
@@ -46,5 +47,10 @@ def test_bench_reports_every_figure_with_its_machine_and_removes_its_blocks(
 
 def test_bench_says_what_is_missing_in_one_line() -> None:
     done = cachalot("bench", "--cluster", "nowhere.toml", code=3)
-    assert done.stderr.count("\n") == 1
-    assert "nowhere.toml" in done.stderr
+    assert "nowhere.toml" in one_line(done)
+
+
+def test_bench_names_the_nodes_that_are_down(running: Path) -> None:
+    cachalot("down", "--dir", running)
+    done = cachalot("bench", "--cluster", running / "cluster.toml", code=4)
+    assert "no answer from n01, n02; " in one_line(done)

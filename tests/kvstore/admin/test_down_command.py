@@ -112,9 +112,21 @@ def test_down_stops_nodes_whose_map_was_broken(running: Path) -> None:
     assert (running / "nodes/n01/target/target.json").exists()
 
 
-def test_down_refuses_a_folder_without_a_cluster(folder: Path) -> None:
-    line = one_line(cachalot_here("down", "--dir", folder, code=3))
-    assert line.startswith(f"cachalot: no cluster map at {folder}/cluster.toml")
+@pytest.mark.parametrize("options", [(), ("--wipe",)])
+def test_down_has_nothing_to_stop_where_there_is_no_cluster(
+    folder: Path, options: tuple[str, ...]
+) -> None:
+    result = cachalot_here("down", "--dir", folder, *options, code=0)
+    assert result.stdout == f"nothing to stop in {folder}: there is no cluster\n"
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("words", [("up",), ("down",), ("down", "--wipe")])
+def test_empty_folder_name_is_refused_and_is_not_the_current_folder(
+    words: tuple[str, ...],
+) -> None:
+    result = cachalot_here(*words, "--dir", "", code=2)
+    assert "given an empty value, expected a folder" in result.stderr
 
 
 def test_wipe_removes_everything_that_up_made(running: Path) -> None:
@@ -127,7 +139,7 @@ def test_wipe_removes_everything_that_up_made(running: Path) -> None:
     assert done["kept_paths"] == []
     assert files_below(running) == []
     again = cachalot("down", "--dir", running, "--wipe")
-    assert "nothing to stop or remove" in again.stdout
+    assert again.stdout.startswith(f"nothing to stop in {running}")
 
 
 def test_wipe_leaves_what_is_not_ours(running: Path) -> None:

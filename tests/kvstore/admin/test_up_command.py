@@ -69,6 +69,28 @@ def test_up_again_starts_only_the_killed_node_on_its_old_port(running: Path) -> 
     assert cachalot_json("status", "--cluster", running / "cluster.toml")["nodes_alive"] == 2
 
 
+def test_up_says_which_node_does_not_answer_although_its_process_is_there(running: Path) -> None:
+    (node, *_) = cachalot_json("up", "--dir", running)["nodes"]
+    os.kill(node["pid"], signal.SIGSTOP)
+    try:
+        line = one_line(cachalot("up", "--dir", running, "--wait-s", "0.5", code=4))
+    finally:
+        os.kill(node["pid"], signal.SIGCONT)
+    assert f"node n01: process {node['pid']} is there but does not answer" in line
+
+
+def test_up_refuses_a_folder_that_it_may_not_write_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    # By the answer of the kernel, as the tests may run as root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    line = one_line(cachalot_here("up", "--dir", folder, *SMALL, code=2))
+    expected = "expected a folder to write in: Permission denied"
+    assert line == f"cachalot: folder: given {folder}, {expected}"
+    assert list(folder.iterdir()) == []
+
+
 def test_two_ups_at_once_end_with_one_process_for_each_node(folder: Path) -> None:
     commands = [start_cachalot("up", "--dir", folder, *SMALL) for _ in range(2)]
     for command in commands:

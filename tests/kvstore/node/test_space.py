@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from kvstore.node.segment import SLOTS_PER_SEGMENT_MAX, ReadWay, Segment, SegmentShape
 from kvstore.node.slot import SlotGeometry
-from kvstore.node.space import Growth, SlotSpace, file_bytes, plan_slot_count
+from kvstore.node.space import (
+    REFUSED_SEGMENT_BYTES_MIN,
+    Growth,
+    SlotSpace,
+    file_bytes,
+    plan_slot_count,
+)
 
 SMALL, LARGE = SlotGeometry(768), SlotGeometry(7936)
 MIB = 1 << 20
@@ -114,6 +120,45 @@ def test_space_keeps_its_segments_when_all_of_them_would_not_hold_one_slot() -> 
         space.give(segment, 0, segment.shape.slot_count)
     assert space.plan_growth(SlotGeometry(2 * MIB)) is None
     assert len(space.segments) == len(segments)
+
+
+def test_refused_segment_is_halved_down_to_a_bound_when_nothing_is_wholly_free() -> None:
+    space = make_space(capacity_bytes=4096 * MIB, segment_bytes=256 * MIB)
+    growth = space.plan_growth(LARGE)
+    sizes_bytes, numbers = [], set()
+    while growth is not None:
+        assert growth.removed == ()
+        sizes_bytes.append(growth.shape.file_bytes)
+        numbers.add(growth.shape.number)
+        growth = space.plan_smaller_growth(growth.shape)
+    assert len(sizes_bytes) == len(numbers) == 9
+    assert 255 * MIB < sizes_bytes[0] <= 256 * MIB
+    assert sizes_bytes[-1] <= REFUSED_SEGMENT_BYTES_MIN < sizes_bytes[-2]
+
+
+def test_refused_segment_of_one_slot_is_given_up() -> None:
+    space = make_space(capacity_bytes=64 * MIB)
+    growth = space.plan_growth(SlotGeometry(2 * MIB))
+    assert growth is not None
+    assert space.plan_smaller_growth(growth.shape) is None
+
+
+def test_wholly_free_segments_make_way_for_a_refused_one_and_used_and_read_ones_stay() -> None:
+    space = make_space(capacity_bytes=4096 * MIB, segment_bytes=MIB)
+    segments = [segment for _ in range(3) if (segment := grow(space, SMALL))]
+    for segment in segments:
+        space.take(SMALL, segment.shape.slot_count)
+    for segment in segments[:2]:
+        space.give(segment, 0, segment.shape.slot_count)
+    segments[0].pins = 1
+    growth = space.plan_growth(LARGE)
+    assert growth is not None
+    assert growth.removed == ()
+    retried = space.plan_smaller_growth(growth.shape)
+    assert retried is not None
+    assert retried.removed == (segments[1],)
+    assert retried.shape.slot_count == growth.shape.slot_count
+    assert list(space.segments.values()) == [segments[0], segments[2]]
 
 
 def test_space_makes_one_segment_for_a_slot_that_is_larger_than_a_segment() -> None:
