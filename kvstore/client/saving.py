@@ -111,20 +111,25 @@ async def _unknown_runs(
         claimed = is_known[start - first_block : end - first_block]
         if claimed.any():
             remaining_s = context.remaining_s(end_at_s)
-            readable, is_in_doubt = await _look_up(context, keys, start, end, remaining_s)
-            claimed &= readable
-            doubtful += int((is_in_doubt & ~claimed).sum())
-            unknown += _false_runs(claimed | is_in_doubt, start)
+            readable, may_be = await _look_up(context, keys, start, end, remaining_s, claimed)
+            doubtful += int(may_be.sum())
+            unknown += _false_runs(readable | may_be, start)
         else:
-            unknown += _false_runs(claimed, start)
+            unknown.append((start, end))
     return unknown, doubtful
 
 
 async def _look_up(
-    context: ClientContext, keys: Sequence[bytes], start: int, end: int, deadline_s: float
+    context: ClientContext,
+    keys: Sequence[bytes],
+    start: int,
+    end: int,
+    deadline_s: float,
+    claimed: NDArray[np.bool_],
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """For each block: do k nodes hold a shard of one and the same version? And: could it be so, if
-    the nodes that gave no answer hold one too?"""
+    """For each block: do k nodes hold a shard of one and the same version? And if not: is something
+    of it there (`claimed` by a match, or found now), and could it be k if the silent nodes hold
+    it too?"""
     router = context.router
     channels = router.shard_channels(router.span_of(keys, start), Lane.READ)
     body = wire.join_keys(keys[start:end])
@@ -154,8 +159,8 @@ async def _look_up(
         await asyncio.gather(*asking, return_exceptions=True)
     silent = len(channels) - len(answers)
     counts = _count_versions(answers, end - start)
-    is_in_doubt: NDArray[np.bool_] = (counts > 0) & (counts + silent >= router.code.k)
-    return readable, is_in_doubt
+    may_be: NDArray[np.bool_] = (claimed | (counts > 0)) & (counts + silent >= router.code.k)
+    return readable, may_be & ~readable
 
 
 async def _locate_versions(

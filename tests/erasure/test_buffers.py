@@ -118,6 +118,7 @@ def test_buffer_is_let_go_when_the_hold_is_dropped_without_release() -> None:
     del held
     gc.collect()
     buffer.append(1)
+    assert len(buffer) == 11
 
 
 def test_hold_keeps_memory_alive_when_the_caller_drops_it() -> None:

@@ -208,6 +208,7 @@ def test_buffers_are_free_again_after_the_call() -> None:
     code.encode([block], [parity], shard_bytes=10)
     block.append(1)
     parity.append(1)
+    assert (len(block), len(parity)) == (21, 11)
 
 
 def test_blocks_may_share_memory_that_is_only_read() -> None:

@@ -42,6 +42,7 @@ class TestIdleness:
         (await peer.accept_and_greet()).reset()
         async with asyncio.timeout(PATIENCE_S):
             await waiting
+        assert channel.is_idle
 
     async def test_it_waits_for_what_is_asked_again_after_a_failure(
         self, dial: Dial, peer: ScriptedPeer

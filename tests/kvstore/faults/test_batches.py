@@ -11,6 +11,8 @@ import pytest
 from kvstore import wire
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import FetchEnd, batch_fetch
+from kvstore.client.inquiry import ask_node
+from kvstore.client.router import Lane
 from kvstore.client.store_client import StoreClient
 from kvstore.cluster.entities import ClusterMap
 from kvstore.cluster.map import load_cluster_map
@@ -233,3 +235,27 @@ async def test_a_whole_block_of_another_key_is_never_delivered(copies: LocalClus
                     assert result.blocks == (70 if liars < len(names) else 0)
                 delivered = result.blocks * block_bytes
                 assert np.array_equal(target.area[:delivered], blocks.area[:delivered])
+
+
+async def test_a_block_that_the_matched_nodes_lost_is_known_if_k_others_have_it(
+    cluster_path: str,
+) -> None:
+    """The two nodes that a match asks had lost one block of ten; the save once called it failed."""
+    blocks = RandomBlocks(10, block_bytes=12_345, seed=31, tenant="lost-by-two")
+    async with StoreClient.connect(cluster_path) as store:
+        await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        await store.finish_writes()
+        context = store._shared
+        placement = context.router.span_of(blocks.keys, 0)
+        for channel in context.router.shard_channels(placement, Lane.READ)[:2]:
+            await ask_node(
+                channel,
+                wire.Op.FORGET,
+                body=blocks.keys[5],
+                count=1,
+                deadline_s=2.0,
+                loop=context.loop,
+            )
+        assert await store.match(blocks.namespace, blocks.keys) == 5
+        again = await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert (again.known, again.stored, again.failed) == (10, 0, 0)
