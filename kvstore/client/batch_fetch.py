@@ -48,6 +48,8 @@ class BatchResult:
     decoded: int
     rejected: int
     ended: FetchEnd
+    decode_s: float = 0.0
+    """What it took to put the blocks together and check them."""
 
 
 class BatchFetch:
@@ -80,6 +82,7 @@ class BatchFetch:
         self._deadline_s = 0.0
         self._rejected = 0
         self._ended = 0
+        self._decode_s = 0.0
 
     async def run(self, deadline_s: float) -> BatchResult:
         """Asks, waits and verifies; returns after `deadline_s` seconds at the latest."""
@@ -121,6 +124,7 @@ class BatchFetch:
             decoded=self.verifier.count_decoded(blocks),
             rejected=self._rejected,
             ended=FetchEnd.COMPLETE if blocks == len(self.batch) else ended,
+            decode_s=self._decode_s,
         )
 
     def _settle(self) -> None:
@@ -221,7 +225,9 @@ class BatchFetch:
 
     def _assemble(self) -> None:
         self.has_assembled = True
+        begun_s = self._loop.time()
         self._count_rejected(self.verifier.assemble())
+        self._decode_s += self._loop.time() - begun_s
 
     def _is_ready(self) -> bool:
         """Is it time to put blocks together? If data is missing, a little later: it may come."""

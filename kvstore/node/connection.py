@@ -105,6 +105,8 @@ class Connection:
         self._reader = RequestReader()
         self._transfer = SocketTransfer(sock, node.disk, reactor.scratch)
         self._operation: Operation | None = None
+        self._op = 0
+        self._begun_at_s = 0.0
         # What the operation is to be resumed with, once `_has_answer` says that it is there.
         self._answer: Any = None
         self._has_answer = False
@@ -224,6 +226,7 @@ class Connection:
         header, body = request
         allowed_s = header.deadline_ms / 1000 if header.deadline_ms else NO_DEADLINE_S
         due_s = self._received_at_s + allowed_s
+        self._op, self._begun_at_s = header.op, self._node.clock.monotonic_s()
         self._operation = begin_operation(self._node, self._session, Request(header, body, due_s))
         self._answer_with(None)
         return True
@@ -239,6 +242,7 @@ class Connection:
             return self._operation.send(answer)
         except StopIteration:
             self._operation = None
+            self._node.requests.note(self._op, self._begun_at_s, self._node.clock.monotonic_s())
             return None
 
     def _begin_effect(self, effect: Effect) -> None:

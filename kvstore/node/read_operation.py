@@ -24,6 +24,7 @@ from .disk_work import SlotRead, read_runs
 from .effects import Effect, FileUnreadable, NeedBuffer, Operation, Send, SendFile, Work
 from .freeing import free_slots
 from .node import Node
+from .segment import ABSENT
 from .space import SlotRun, plan_runs
 from .target import Target
 
@@ -39,6 +40,7 @@ class _Read:
     target: Target
     request: Request
     shard_bytes: int
+    is_use: bool
     keys: list[bytes]
 
 
@@ -60,13 +62,13 @@ class _Span:
 
 def read(node: Node, target: Target, request: Request) -> Operation:
     """Answer a READ."""
-    shard_bytes, keys = wire.parse_read(request.body, request.header.count)
+    shard_bytes, is_use, keys = wire.parse_read(request.body, request.header.count)
     if not 0 < shard_bytes <= wire.PAYLOAD_BYTES_MAX:
         text = f"shards of {shard_bytes} bytes, expected 1 to {wire.PAYLOAD_BYTES_MAX}"
         yield from refuse(node, request, wire.Status.BAD_REQUEST, text)
         return
     target.statistics.reads += 1
-    job = _Read(node, target, request, shard_bytes, keys)
+    job = _Read(node, target, request, shard_bytes, is_use, keys)
     first = 0
     buffer: Buffer | None = None
     try:
@@ -120,6 +122,8 @@ def _pack_head(job: _Read, span: _Span, body: bytes, sent: int) -> memoryview:
     statistics.shards_read += sent
     statistics.read_bytes += payload_bytes
     statistics.misses += len(span.locations) - sent
+    if sent < len(span.locations) and job.is_use:
+        _note_misses(job, span)
     return answer(
         job.node,
         job.request,
@@ -130,12 +134,20 @@ def _pack_head(job: _Read, span: _Span, body: bytes, sent: int) -> memoryview:
     )
 
 
+def _note_misses(job: _Read, span: _Span) -> None:
+    """Count why keys are not here. One that is here with a shard of another size is no miss."""
+    is_missed = np.array(span.locations) == ABSENT
+    job.target.misses.note(b"".join(job.keys[span.first : span.end]), is_missed)
+
+
 def _touch(job: _Read, span: _Span) -> None:
     """Note when the shards were used last, and keep their files open until `_let_go`."""
     now_s = job.node.clock.unix_ns() // 1_000_000_000
     for _, run in span.runs:
         columns, slot = run.segment.columns, run.first_slot
-        columns.last_used_s[slot : slot + run.count] = now_s
+        if job.is_use:
+            columns.last_used_s[slot : slot + run.count] = now_s
+            job.target.classes.note_reads(columns.ttl_class[slot : slot + run.count])
         run.segment.pins += 1
 
 
