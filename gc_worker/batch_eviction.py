@@ -64,10 +64,14 @@ class BatchEviction:
         self._on_step = on_step
         self._reader = HeaderReader(folder)
         self._journal = Journal(folder)
+        self._is_journaled = True
 
     def close(self) -> None:
-        """Close the files that were read from."""
+        """Close the files that were read from; says if some could not be read."""
         self._reader.close()
+        if self._reader.problem is not None:
+            problem, self._reader.problem = self._reader.problem, None
+            log.error("segments cannot be read target=%s: %s", self._target, problem)
 
     async def evict(
         self,
@@ -91,9 +95,14 @@ class BatchEviction:
         self._on_step("located")
         if not len(victims):
             return 0
-        self._journal.write(victims)
+        self._write_journal(victims)
         self._on_step("journaled")
         return await self._finish(victims, is_resumed=False)
+
+    def _write_journal(self, victims: NDArray[Any]) -> None:
+        if not self._journal.write(victims) and self._is_journaled:
+            self._is_journaled = False
+            log.warning("no room for a journal, evicting without one target=%s", self._target)
 
     async def resume(self) -> int:
         """Finish the batch that an earlier worker left; how many victims it had. Raises NodeError,

@@ -81,11 +81,16 @@ class ClusterLink:
     def is_available(self, target: str) -> bool:
         """Whether the target's node is worth asking: not for a while after it failed, and not while
         it keeps us waiting."""
+        if target not in self.map.target_by_name:
+            return False
         health = self.router.channel(target, Lane.READ).health
         return health.is_available and health.waiting_s < SILENT_S
 
     def channel(self, target: str, lane: Lane = Lane.READ) -> NodeChannel:
-        """The channel to a target, for requests with a payload."""
+        """The channel to a target. Raises NodeError if the map has no such target any more: it may
+        have changed while somebody waited."""
+        if target not in self.map.target_by_name:
+            raise NodeError(target, "is a target that the cluster map does not have any more")
         return self.router.channel(target, lane)
 
     def close(self) -> None:
@@ -105,7 +110,7 @@ class ClusterLink:
     ) -> bytes:
         """Body of the answer of the target's node. Raises NodeError."""
         return await ask_node(
-            self.router.channel(target, Lane.READ),
+            self.channel(target),
             op,
             body=body,
             count=count,
@@ -124,11 +129,12 @@ class ClusterLink:
         deadline_s: float = ASK_DEADLINE_S,
     ) -> NDArray[Any]:
         """`count` records of `dtype` that answer for `count` items. Raises NodeError."""
+        node = self.channel(target).node
         answer = await self.ask(target, op, body=body, count=count, deadline_s=deadline_s)
         try:
             return wire.parse_records(answer, dtype, count)
         except wire.FrameError as error:
-            raise ProtocolError(self.node_of(target), str(error)) from error
+            raise ProtocolError(node, str(error)) from error
 
     async def scan(
         self,
@@ -140,7 +146,7 @@ class ClusterLink:
         deadline_s: float = ASK_DEADLINE_S,
     ) -> tuple[wire.ScanHead, NDArray[Any]]:
         """The head and rows (dtype SCAN_ROW) of one SCAN. Raises NodeError."""
-        channel = self.router.channel(target, Lane.READ)
+        channel = self.channel(target)
         scan = _ScanAnswer(self.loop)
         body = wire.pack_scan(segment, first_slot, slots_max)
         channel.submit(wire.Op.SCAN, scan, body=body, deadline_s=deadline_s)

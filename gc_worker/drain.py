@@ -174,7 +174,9 @@ class _DrainPass:
         report.is_running = False
         report.duration_s = round(context.clock.monotonic_s() - begun_s, 3)
         report.silent_targets = sorted(self._surveyor.silent)
-        report.is_safe_to_stop = is_closed and report.at_risk == 0
+        # What lies on a disk that is not there just now was not looked at.
+        is_seen = self._surveyor.silent.isdisjoint(one.name for one in context.own_targets())
+        report.is_safe_to_stop = is_closed and is_seen and report.at_risk == 0
         context.reports["drain"] = report.to_values()
         return report
 

@@ -54,6 +54,8 @@ TICK_S = 1.0
 TICK_MIN_S = 0.1
 """How soon the next round is when writers are refused, or soon will be."""
 LOOKS_BEFORE_FULL = 4
+POLICY_WAIT_S = 5.0
+"""A worker that has just started is told its policy within two seconds, if its node is up."""
 FOLDER_RETRY_S = 30.0
 """After the journal of a target could not be written, the target is left alone for so long."""
 LOOK_RESTS = 10
@@ -104,6 +106,7 @@ class TargetLook:
     plan: EvictionPlan
     now_s: int
     rules: EvictionRules
+    policy: RetentionPolicy
 
 
 @dataclass(slots=True)
@@ -117,6 +120,7 @@ class Eviction:
     _tick_s: float = TICK_S
     _states: dict[str, TargetState] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _dry_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _withdrawals: Withdrawals = field(init=False)
     _slots: TokenBucket = field(init=False)
     _bytes: TokenBucket = field(init=False)
@@ -162,21 +166,31 @@ class Eviction:
     async def run_now(self) -> dict[str, int]:
         """Look at all targets now and evict what the policy demands; shards that went, by reason.
 
-        Raises NodeError.
+        Raises NodeError, also as long as nobody has told what the policy is.
         """
+        await self._require_policy()
         async with self._turn:
             before = Counter(self.context.counters.evicted)
             await self._look_at_targets(self._look_at_clock(), is_forced=True)
             gone = Counter(self.context.counters.evicted) - before
             return {reason.name.lower(): gone[reason.name.lower()] for reason in EvictReason}
 
+    async def _require_policy(self) -> None:
+        try:
+            async with asyncio.timeout(POLICY_WAIT_S):
+                await self.context.policy_known.wait()
+        except TimeoutError:
+            raise NodeError(self.context.node, "has not told its policy yet") from None
+
     async def plan_now(self, policy: RetentionPolicy) -> list[TargetLook]:
         """What would go from each target now under `policy`; changes nothing. Raises NodeError."""
-        stat = await self.context.link.statistics(self.context.node)
-        return [
-            await self._look(target, found, policy, is_refusing=False)
-            for target, found in self._targets(stat)
-        ]
+        # One at a time: the columns of 10^7 slots take 300 MB.
+        async with self._dry_turn:
+            stat = await self.context.link.statistics(self.context.node)
+            return [
+                await self._look(target, found, policy, is_refusing=False)
+                for target, found in self._targets(stat)
+            ]
 
     # One round ----------------------------------------------------------------------------------
 
@@ -192,13 +206,17 @@ class Eviction:
         return found
 
     async def _look_at_targets(self, clock: ClockState, *, is_forced: bool) -> None:
-        await self._resume_all()
+        # What fails at one target, such as a disk that hangs, must not keep the others waiting.
+        failures = await self._resume_all(is_forced=is_forced)
         stat = await self.context.link.statistics(self.context.node)
         ticks_s = [TICK_S]
         for target, found in self._targets(stat):
             state = self._states.setdefault(target.name, TargetState())
             is_refusing = self._note_refusals(state, stat, found)
             if found.get("is_lost"):
+                state.is_settled = False  # it may come back with a batch in flight
+            if not state.is_settled:
+                # The journal of a batch in flight must not be replaced by the next one's.
                 continue
             now_s = self.context.clock.monotonic_s()
             if now_s < state.rest_until_s and not is_forced:
@@ -210,11 +228,13 @@ class Eviction:
                     await self._look_and_evict(
                         target, found, state, clock, is_ttl_due=is_ttl_due, is_refusing=is_refusing
                     )
-            except NodeError:
-                raise  # some of them are OSErrors too
+            except NodeError as error:  # before the next: some of them are OSErrors too
+                failures.append(error)
             except OSError as error:
                 self._rest(target, state, error)
         self._tick_s = min(ticks_s)
+        if failures:
+            raise failures[0]
 
     def _choose_tick(self, state: TargetState, found: Mapping[str, Any], now_s: float) -> float:
         (limit,) = read_slot_limits(found, is_refusing=False)
@@ -251,19 +271,23 @@ class Eviction:
         )
         return is_full or now_s >= state.room_look_at_s
 
-    async def _resume_all(self) -> None:
-        """Finish batches that are in flight, before it is asked how full the targets are."""
+    async def _resume_all(self, *, is_forced: bool) -> list[NodeError]:
+        """Finish batches that are in flight, before it is asked how full the targets are; what went
+        wrong at whose targets."""
+        failures: list[NodeError] = []
         for target in self.context.own_targets():
             state = self._states.setdefault(target.name, TargetState())
-            if state.is_settled or self.context.clock.monotonic_s() < state.rest_until_s:
+            is_resting = self.context.clock.monotonic_s() < state.rest_until_s
+            if state.is_settled or (is_resting and not is_forced):
                 continue
             try:
                 await self._resume(target)
                 state.is_settled = True
-            except NodeError:
-                raise  # some of them are OSErrors too
+            except NodeError as error:  # before the next: some of them are OSErrors too
+                failures.append(error)
             except OSError as error:
                 self._rest(target, state, error)
+        return failures
 
     def _rest(self, target: Target, state: TargetState, error: OSError) -> None:
         """The target's folder fails us: leave it alone for a while."""
@@ -315,7 +339,7 @@ class Eviction:
         state.is_settled = False
         gone = await self._evict(look)
         state.is_settled = True
-        self._plan_next_ttl_look(state, look, clock)
+        await self._plan_next_ttl_look(state, look, clock)
         if gone:
             log.info(
                 "evicted target=%s shards=%d of=%d fill=%.3f decided_by=%s",
@@ -365,28 +389,50 @@ class Eviction:
         )
         context.counters.scans += 1
         context.counters.scanned_slots += len(columns)
-        now_s, room = context.now_s(), _room_wanted(usage, policy)
+        now_s, room = self._now_s(), _room_wanted(usage, policy)
         plan = await asyncio.to_thread(plan_eviction, columns, rules, now_s=now_s, room=room)
         return TargetLook(
-            target=target, usage=usage, columns=columns, plan=plan, now_s=now_s, rules=rules
+            target=target,
+            usage=usage,
+            columns=columns,
+            plan=plan,
+            now_s=now_s,
+            rules=rules,
+            policy=policy,
         )
 
-    def _plan_next_ttl_look(self, state: TargetState, look: TargetLook, clock: ClockState) -> None:
+    def _now_s(self) -> int:
+        """Unix time by the clock as it was when the guard looked at it: a jump since then is still
+        to be noticed, and nothing may expire by it."""
+        if self.guard.offset_s is None:
+            return self.context.now_s()
+        return int(self.context.clock.monotonic_s() + self.guard.offset_s)
+
+    async def _plan_next_ttl_look(
+        self, state: TargetState, look: TargetLook, clock: ClockState
+    ) -> None:
         """The next look for the TTL: when the first of the shards that stay can have expired."""
         interval_s = self.context.number("ttl_interval_s")
         now_s = self.context.clock.monotonic_s()
-        if look.plan.is_cut:
+        if look.plan.is_cut or self.context.policy is not look.policy:
             state.ttl_look_at_s = now_s
             return
         wait_s = LOOK_AGAIN_TTLS * interval_s
         if clock is not ClockState.EVEN:
             wait_s = interval_s
-        elif (expiry_s := find_next_expiry_s(look.columns, look.rules, look.now_s)) is not None:
-            wait_s = min(max(expiry_s - look.now_s, interval_s), wait_s)
+        else:
+            expiry_s = await asyncio.to_thread(
+                find_next_expiry_s, look.columns, look.rules, look.now_s
+            )
+            if expiry_s is not None:
+                wait_s = min(max(expiry_s - look.now_s, interval_s), wait_s)
         state.ttl_look_at_s = now_s + wait_s
 
     async def _evict(self, look: TargetLook) -> int:
-        """Evict what the look planned, at the rates that the policy allows; how many went."""
+        """Evict what the look planned, at the rates that the policy allows; how many went.
+
+        Stops as soon as the policy is another one: a mistake can be undone while it is at work.
+        """
         context, plan = self.context, look.plan
         until_s = _last_uses_of_victims(look)
         batch = self._batch(look.target)
@@ -398,6 +444,8 @@ class Eviction:
                 context.backlog["evict_shards"] = len(plan) - first
                 await self._slots.take(len(rows))
                 await self._bytes.take(float(look.columns.slot_bytes[rows].sum(dtype=np.int64)))
+                if context.policy is not look.policy:
+                    break
                 gone += await batch.evict(look.columns, rows, plan.reasons[chosen], until_s[chosen])
         finally:
             batch.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from kvstore.errors import TargetError, TargetLocked
+
+log = logging.getLogger(__name__)
 
 LOCK_NAME = "gc.lock"
 
@@ -34,8 +37,6 @@ def _lock(folder: Path, pid: int) -> int:
         raise TargetError(folder, f"cannot be used: {error.strerror or error}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{pid}\n".encode(), 0)
     except BlockingIOError:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
@@ -43,4 +44,12 @@ def _lock(folder: Path, pid: int) -> int:
     except OSError as error:
         os.close(descriptor)
         raise TargetError(folder, f"cannot be locked: {error.strerror or error}") from error
+    try:
+        # Over the old content first: on a disk that is full this needs no room.
+        content = f"{pid}\n".encode()
+        os.pwrite(descriptor, content, 0)
+        os.ftruncate(descriptor, len(content))
+    except OSError as error:
+        # The lock holds all the same, and a disk that is full needs its worker.
+        log.warning("%s does not name its process: %s", folder / LOCK_NAME, error.strerror)
     return descriptor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from .plan_summary import summarise_look
 from .policy_sync import take_policy
 from .sampling import HistorySampler
 from .verification import verify_sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -107,7 +110,14 @@ class Handle:
         # One at a time, and never cancelled in the middle: whoever comes meanwhile waits for it.
         if self._running is None or self._running.done():
             self._running = asyncio.ensure_future(self.eviction.run_now())
+            self._running.add_done_callback(_log_failure)
         running = self._running
         await asyncio.wait({running}, timeout=deadline_s)
         evicted = running.result() if running.done() else {}
         return {"node": self.context.node, "is_done": running.done(), "evicted": evicted}
+
+
+def _log_failure(run: asyncio.Task[dict[str, int]]) -> None:
+    """Whoever asked for a run may have gone before it failed; the eviction loop goes on with it."""
+    if not run.cancelled() and (error := run.exception()) is not None:
+        log.error("a run of the collector that was asked for failed: %r", error)

@@ -6,6 +6,7 @@ believed only if it is whole and of the generation that was asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class HeaderReader:
     """Reads headers from one target's folder; blocks. Keeps a few files open until `close`."""
 
     folder: Path
+    problem: OSError | None = None
+    """Why some file could not be read last; a file that is gone is none."""
     _descriptors: dict[int, int] = field(default_factory=dict)
 
     def read(self, locations: Sequence[int], generations: NDArray[np.uint64]) -> Headers:
@@ -71,8 +74,9 @@ class HeaderReader:
             descriptor = self._open(number)
             offset = HEADERS_OFFSET + first_slot * HEADER_BYTES
             data = os.pread(descriptor, count * HEADER_BYTES, offset)
-        except OSError:
-            # The segment was deleted, or a sector is bad: the node reports that itself.
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self.problem = error
             self._drop(number)
             return np.zeros(0, SLOT_HEADER)
         return np.frombuffer(data, SLOT_HEADER, len(data) // HEADER_BYTES)

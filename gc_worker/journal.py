@@ -13,10 +13,14 @@ a power cut it may be gone, and the redundancy check finds what is left of the b
 
 Written to `gc-journal.tmp` and renamed, so that it is there whole or not at all. One that is
 damaged is logged and removed.
+
+A disk may be full to the last byte, by others too. Then there is no journal and eviction goes on:
+it makes room for shards, and a kill just then leaves no more than a power cut may.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -34,6 +38,7 @@ log = logging.getLogger(__name__)
 JOURNAL_NAME = "gc-journal"
 MAGIC = b"CACHGCJ1"
 _HEAD = struct.Struct("<8sIIQ")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BYTES_MAX = _HEAD.size + BATCH_VICTIMS_MAX * VICTIM.itemsize
 
 
@@ -44,11 +49,19 @@ class Journal:
         self._path = folder / JOURNAL_NAME
         self._temporary = folder / f"{JOURNAL_NAME}.tmp"
 
-    def write(self, victims: NDArray[Any]) -> None:
-        """Replace the journal by one of `victims` (dtype VICTIM). Raises OSError."""
+    def write(self, victims: NDArray[Any]) -> bool:
+        """Replace the journal by one of `victims` (dtype VICTIM); False if the disk has no room for
+        it. Raises OSError."""
         assert len(victims) <= BATCH_VICTIMS_MAX
-        self._temporary.write_bytes(pack_journal(victims))
-        os.replace(self._temporary, self._path)
+        try:
+            self._temporary.write_bytes(pack_journal(victims))
+            os.replace(self._temporary, self._path)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._temporary.unlink(missing_ok=True)
+            return False
+        return True
 
     def read(self) -> NDArray[Any]:
         """The victims that a worker left in flight (dtype VICTIM); none if there is no journal."""

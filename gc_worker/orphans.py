@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +27,10 @@ from .survey import Survey
 log = logging.getLogger(__name__)
 
 SUSPECTS_MAX = 1 << 16
-"""The oldest suspects beyond that are forgotten, and found again by a later pass."""
+"""What is found beyond that is suspected when others have gone. Forgetting the oldest instead would
+confirm none as soon as one pass finds more than that."""
+STALE_AFTER_PASSES = 16
+"""A suspect that so many passes in a row did not see, because they could not ask everybody."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class Suspects:
 
     def __init__(self, confirm_after_s: float) -> None:
         self._confirm_after_s = confirm_after_s
-        self._found: OrderedDict[tuple[bytes, int], _Suspicion] = OrderedDict()
+        self._found: dict[tuple[bytes, int], _Suspicion] = {}
 
     def __len__(self) -> int:
         return len(self._found)
@@ -52,7 +54,7 @@ class Suspects:
         self, keys: Sequence[bytes], versions: Sequence[int], *, pass_number: int, now_s: float
     ) -> list[bool]:
         """Which of these were found before, in an earlier pass and long enough ago; `now_s` is of a
-        clock that never goes back. All of them are remembered."""
+        clock that never goes back. The others are remembered, as far as there is room."""
         return [
             self._confirm_one((key, version), pass_number, now_s)
             for key, version in zip(keys, versions, strict=True)
@@ -61,16 +63,23 @@ class Suspects:
     def _confirm_one(self, name: tuple[bytes, int], pass_number: int, now_s: float) -> bool:
         known = self._found.get(name)
         if known is None:
-            self._found[name] = _Suspicion(pass_number, now_s, pass_number)
-            if len(self._found) > SUSPECTS_MAX:
-                self._found.popitem(last=False)
+            if len(self._found) < SUSPECTS_MAX:
+                self._found[name] = _Suspicion(pass_number, now_s, pass_number)
             return False
         known.seen_in_pass = pass_number
-        return known.first_pass < pass_number and now_s - known.since_s >= self._confirm_after_s
+        is_confirmed = (
+            known.first_pass < pass_number and now_s - known.since_s >= self._confirm_after_s
+        )
+        if is_confirmed:
+            # It goes now; if it does not, it is found and suspected anew.
+            del self._found[name]
+        return is_confirmed
 
-    def forget_others(self, pass_number: int) -> None:
-        """A pass has ended: what it did not find unreadable is suspected no more."""
-        for name in [n for n, one in self._found.items() if one.seen_in_pass != pass_number]:
+    def forget_others(self, pass_number: int, *, has_asked_all: bool = True) -> None:
+        """A pass has ended: what it did not find unreadable is suspected no more. Of one that could
+        not ask everybody that is not known; then only what was not seen for long is forgotten."""
+        oldest = pass_number if has_asked_all else pass_number - STALE_AFTER_PASSES
+        for name in [n for n, one in self._found.items() if one.seen_in_pass < oldest]:
             del self._found[name]
 
 

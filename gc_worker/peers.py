@@ -101,11 +101,13 @@ class Withdrawals:
         )
 
     async def send_owed(self) -> None:
-        """Try again where a peer did not answer before, if it may be back."""
+        """Try again where a peer did not answer before, if it may be back; those that the map does
+        not have any more are waited for no longer."""
+        known = self._context.link.map.target_by_name
+        for peer in [name for name in self._owed if name not in known]:
+            self._context.counters.withdrawals_failed += sum(map(len, self._owed.pop(peer)))
         for peer in [name for name in self._owed if self._context.link.is_available(name)]:
             owed = self._owed.pop(peer)
-            if peer not in self._context.link.map.target_by_name:
-                continue
             while owed:
                 if not await self._send(peer, owed.popleft()):
                     self._owed.setdefault(peer, deque()).extend(owed)

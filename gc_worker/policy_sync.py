@@ -43,7 +43,8 @@ async def sync_once(context: WorkerContext) -> None:
     for policy in found:
         if policy is not None:
             take_policy(context, policy)
-    if found[0] is not None:
+    if found[0] is not None and (context.policy.version or any(found[1:]) or not peers):
+        # A node that lost its policy file tells the default, until a peer knows better.
         context.policy_known.set()
     behind = [
         node

@@ -194,9 +194,7 @@ class _Pass:
                 await self._check(blocks)
         report.duration_s = round(context.clock.monotonic_s() - begun_s, 3)
         report.silent_targets = sorted(self._surveyor.silent)
-        if not report.silent_targets:
-            # A pass that could not ask everybody says nothing about what it did not find.
-            self._suspects.forget_others(report.number)
+        self._suspects.forget_others(report.number, has_asked_all=not report.silent_targets)
         return report
 
     async def _check(self, blocks: OwnBlocks) -> None:
@@ -227,13 +225,13 @@ class _Pass:
         is_best = survey.sightings.versions[rows, survey.own_shard] == redundancy.version
         is_mine = is_best & choose_responsible(survey.sightings, survey.own_shard)
         plan = plan_repair(survey.sightings, redundancy, is_mine, rules)
-        names = [target.name for target in self._map.targets]
+        names, closed = [target.name for target in self._map.targets], closed_targets(context)
         jobs = plan_jobs(
             survey,
             redundancy,
             plan,
             names,
-            closed=closed_targets(context),
+            closed=closed,
             job_bytes_max=self._options.job_bytes_max,
         )
         report.due += len(plan.rows) + plan.waiting
@@ -247,7 +245,8 @@ class _Pass:
         self._note_repairs(outcome)
         shards = redundancy.shards.copy()
         repaired = outcome.repaired_rows
-        shards[repaired] += plan.missing[repaired].sum(axis=1)
+        is_open = np.array([name not in closed for name in names], np.bool_)[survey.places]
+        shards[repaired] += (plan.missing & is_open)[repaired].sum(axis=1)
         counts = np.bincount(shards[is_mine], minlength=report.width + 1).tolist()
         for i, count in enumerate(counts):
             report.blocks_by_shards[i] += count

@@ -29,7 +29,7 @@ from kvstore.node.target_folder import IDENTITY_NAME
 
 from .context import WorkerContext
 from .pacing import TokenBucket
-from .scrub_position import ScrubPosition, load_position, save_position
+from .scrub_position import ScrubPosition, forget_position, load_position, save_position
 from .scrub_reader import Found, SegmentReader, SlotState
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ async def scrub_target(
 ) -> None:
     """One pass over one own target, from where the last one was left to the end.
 
-    Raises NodeError if the own node does not answer, OSError if the position cannot be kept.
+    Raises NodeError if the own node does not answer, OSError if the target's folder is lost.
     """
     await _TargetScrub(context, target, options or ScrubOptions()).run()
 
@@ -256,12 +256,23 @@ class _TargetScrub:
         if now_s - self._saved_at_s >= SAVE_INTERVAL_S:
             self._saved_at_s = now_s
             self._require_folder()
+            self._save(position)
+
+    def _save(self, position: ScrubPosition) -> bool:
+        """Keep the position, if that is possible: a full disk must not keep scrub from its end."""
+        try:
             save_position(self._folder, position)
+        except OSError as error:
+            log.warning("scrub: position not kept target=%s: %s", self._target.name, error)
+            return False
+        return True
 
     def _finish(self, position: ScrubPosition) -> None:
         self._require_folder()
         ended = position.ended(self._context.now_s())
-        save_position(self._folder, ended)
+        if not self._save(ended):
+            # Or the next pass would begin where this one was when it could still be kept.
+            forget_position(self._folder)
         self._publish(ended)
         log.info(
             "scrub pass done target=%s slots=%d bytes=%d damaged=%d seconds=%d",

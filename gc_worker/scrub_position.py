@@ -69,3 +69,8 @@ def save_position(folder: Path, position: ScrubPosition) -> None:
     temporary = folder / f"{FILE_NAME}.tmp"
     temporary.write_text(json.dumps(asdict(position)) + "\n", encoding="utf-8")
     os.replace(temporary, folder / FILE_NAME)
+
+
+def forget_position(folder: Path) -> None:
+    """The next pass begins at the first slot. Raises OSError."""
+    (folder / FILE_NAME).unlink(missing_ok=True)

@@ -61,7 +61,7 @@ class Surveyor:
     node is down or their folder is lost; the answer of a lost one would look like an empty one.
 
     A target that falls silent meanwhile is left alone for a while. When the map is replaced
-    meanwhile, all targets fall silent; make another one then.
+    meanwhile, all targets fall silent and nothing can begin; make another one then.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class Surveyor:
         self._link = link
         self._map = link.map
         self._clock = clock
-        self._silent_until_s = {self._map.target_number_by_name[name]: math.inf for name in silent}
+        numbers = self._map.target_number_by_name
+        # One that a newer map has left out meanwhile is asked nothing anyway.
+        self._silent_until_s = {numbers[name]: math.inf for name in silent if name in numbers}
 
     @property
     def silent(self) -> frozenset[str]:
@@ -83,7 +85,11 @@ class Surveyor:
 
     def begin(self, blocks: OwnBlocks) -> tuple[Survey, int]:
         """The blocks whose shard lies where it belongs, with what their own target knows, and the
-        number of the others: the map has changed since they were written, and nobody finds them."""
+        number of the others: the map has changed since they were written, and nobody finds them.
+
+        Raises NodeError if the map is another one than this Surveyor's.
+        """
+        self.require_map(blocks.target)
         width = self._map.width
         own = self._map.target_number_by_name[blocks.target]
         places = np.array(
@@ -101,6 +107,11 @@ class Surveyor:
         )
         _fill_own(survey)
         return survey, len(blocks) - len(rows)
+
+    def require_map(self, own_target: str) -> None:
+        """Raises NodeError if the map has changed: the numbers in a survey are of the old one."""
+        if self._link.map is not self._map:
+            raise NodeError(self._map.node_of(own_target).name, "the cluster map has changed")
 
     async def ask_lower(self, survey: Survey) -> NDArray[np.intp]:
         """Asks for lower shards until one is found; the rows that no lower node looks after."""

@@ -10,12 +10,15 @@ renewed; damaged shards are reported to their nodes, which look for themselves.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvstore.cluster.entities import Target
 
 from .context import WorkerContext
 from .headers import HeaderReader
@@ -101,28 +104,49 @@ class Sampler:
 async def verify_sample(context: WorkerContext, sample: int, *, deadline_s: float) -> VerifyReport:
     """Checks `sample` random blocks of the own node, fewer if it has fewer or time runs out.
 
-    Raises NodeError if the own node does not answer.
+    Raises NodeError if the own node does not answer, or the cluster map changes meanwhile.
     """
     begun_s = context.clock.monotonic_s()
     report = VerifyReport(asked=sample)
     silent = await find_silent_targets(context)
     surveyor = Surveyor(context.link, silent, clock=context.clock.monotonic_s)
+    end_s = begun_s + deadline_s
     for name, rows in await _draw(context, min(sample, SAMPLE_MAX)):
-        reader = HeaderReader(context.folder(context.link.map.target_by_name[name]))
-        try:
-            for at in range(0, len(rows), SURVEY_BLOCKS):
-                blocks = await read_blocks(reader, name, rows.take(slice(at, at + SURVEY_BLOCKS)))
-                survey, _ = surveyor.begin(blocks)
-                await surveyor.ask_rest(survey)
-                for row in range(len(survey)):
-                    if context.clock.monotonic_s() - begun_s > deadline_s:
-                        report.is_complete = False
-                        break
-                    await _verify_block(context, survey, row, report)
-        finally:
-            reader.close()
+        await _verify_target(context, surveyor, name, rows, report, end_s=end_s)
+        if not report.is_complete:
+            break
     report.duration_s = round(context.clock.monotonic_s() - begun_s, 3)
     return report
+
+
+async def _verify_target(
+    context: WorkerContext,
+    surveyor: Surveyor,
+    name: str,
+    rows: Band,
+    report: VerifyReport,
+    *,
+    end_s: float,
+) -> None:
+    """Check the blocks in `rows` of one own target until time is up."""
+    surveyor.require_map(name)
+    reader = HeaderReader(context.folder(context.link.map.target_by_name[name]))
+    try:
+        for at in range(0, len(rows), SURVEY_BLOCKS):
+            if context.clock.monotonic_s() > end_s:
+                report.is_complete = False
+                return
+            blocks = await read_blocks(reader, name, rows.take(slice(at, at + SURVEY_BLOCKS)))
+            survey, _ = surveyor.begin(blocks)
+            await surveyor.ask_rest(survey)
+            for row in range(len(survey)):
+                if context.clock.monotonic_s() > end_s:
+                    report.is_complete = False
+                    return
+                surveyor.require_map(name)
+                await _verify_block(context, survey, row, report)
+    finally:
+        reader.close()
 
 
 async def _draw(context: WorkerContext, sample: int) -> list[tuple[str, Band]]:
@@ -171,14 +195,21 @@ async def _verify_block(
     report.whole += states.count(GOOD) == len(states)
     report.bytes += rebuild.bytes_read
     report.shards.update(states)
+    targets = [cluster_map.target_by_name[name] for name in names]
+    _list_problems(report, header["key"].tobytes(), targets, states)
+
+
+def _list_problems(
+    report: VerifyReport, key: bytes, targets: Sequence[Target], states: Sequence[str]
+) -> None:
     for shard, state in enumerate(states):
         if state != GOOD and len(report.problems) < PROBLEMS_LISTED_MAX:
             report.problems.append(
                 {
-                    "key": header["key"].tobytes().hex(),
+                    "key": key.hex(),
                     "shard": shard,
-                    "node": cluster_map.node_of(names[shard]).name,
-                    "target": names[shard],
+                    "node": targets[shard].node,
+                    "target": targets[shard].name,
                     "what": state,
                 }
             )

@@ -1,6 +1,7 @@
 """Drain on real nodes: no block depends on a node that leaves, and somebody says when it may."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
@@ -39,6 +40,24 @@ async def test_node_may_stop_at_once_when_all_blocks_are_whole(bench: RepairBenc
     assert (report.at_risk, report.repaired_shards) == (0, 0)
     assert report.is_safe_to_stop
     assert bench.contexts[node].reports["drain"] == report.to_values()
+
+
+async def test_node_may_not_stop_while_its_folder_is_lost(bench: RepairBench) -> None:
+    await bench.save(5, seed=510)
+    node = bench.cluster.node_names[1]
+    await set_draining(bench, node)
+    folder = bench.cluster.target_folder(node)
+    aside = folder.with_name("aside")
+    shutil.move(folder, aside)
+    try:
+        await bench.wait_until_lost(node, is_lost=True)
+        report = await drain_node(bench, node)
+    finally:
+        shutil.move(aside, folder)
+        await bench.wait_until_lost(node, is_lost=False)
+    assert report.silent_targets == [f"{node}-t0"]
+    assert not report.is_safe_to_stop
+    assert (await drain_node(bench, node)).is_safe_to_stop
 
 
 async def test_block_is_completed_elsewhere_when_it_needs_the_node_that_leaves(

@@ -105,3 +105,15 @@ def test_missing_segment_has_no_headers(reader: HeaderReader) -> None:
 
 def test_gaps_between_slots_are_read_along_only_if_they_are_short() -> None:
     assert (GAP_SLOTS_MAX + 1) * HEADER_BYTES == 4096
+
+
+def test_file_that_cannot_be_read_is_a_problem_and_one_that_is_gone_is_none(
+    tmp_path: Path, reader: HeaderReader
+) -> None:
+    generations = np.ones(1, np.uint64)
+    assert len(reader.read([3 << LOCATION_BITS], generations).rows) == 0
+    assert reader.problem is None
+    # What a disk that fails does, without one: a folder opens and cannot be read.
+    (tmp_path / "segment-000003.seg").mkdir()
+    assert len(reader.read([3 << LOCATION_BITS], generations).rows) == 0
+    assert isinstance(reader.problem, IsADirectoryError)

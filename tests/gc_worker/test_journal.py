@@ -71,3 +71,12 @@ def test_damaged_journal_is_removed(tmp_path: Path) -> None:
     (tmp_path / JOURNAL_NAME).write_bytes(pack_journal(victims_of(3))[:-1])
     assert len(Journal(tmp_path).read()) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_without_room_has_no_journal_and_no_rest_of_one(tmp_path: Path) -> None:
+    (tmp_path / f"{JOURNAL_NAME}.tmp").symlink_to("/dev/full")
+    journal = Journal(tmp_path)
+    assert not journal.write(victims_of(3))
+    assert list(tmp_path.iterdir()) == []
+    assert journal.write(victims_of(3))
+    assert len(journal.read()) == 3

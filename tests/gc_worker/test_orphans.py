@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import replace
 
-from gc_worker.orphans import Suspects
+from gc_worker.orphans import STALE_AFTER_PASSES, SUSPECTS_MAX, Suspects
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client.store_client import StoreClient
 from tests.gc_worker.repair_bench import AT_ONCE, RepairBench
@@ -141,3 +141,30 @@ async def test_block_that_was_saved_again_stays_when_it_was_suspected(bench: Rep
     assert await bench.count_shards(blocks.keys) == [6] * 6
     assert await bench.fetch(blocks)
     assert all(len(one) == 0 for one in suspects.values())
+
+
+# Suspects, pure -----------------------------------------------------------------------------------
+
+
+def test_all_go_in_the_end_when_there_are_more_than_can_be_suspected_at_once() -> None:
+    left = {number.to_bytes(32, "big") for number in range(2 * SUSPECTS_MAX + 10)}
+    suspects = Suspects(confirm_after_s=300.0)
+    for pass_number in range(1, 7):
+        keys = sorted(left)  # a pass meets them in the same order each time
+        confirmed = suspects.confirm(
+            keys, [1] * len(keys), pass_number=pass_number, now_s=300.0 * pass_number
+        )
+        suspects.forget_others(pass_number)
+        assert len(suspects) <= SUSPECTS_MAX
+        left -= {key for key, is_it in zip(keys, confirmed, strict=True) if is_it}
+    assert left == set()
+
+
+def test_suspects_that_no_pass_sees_any_more_are_forgotten_although_a_target_is_silent() -> None:
+    suspects = Suspects(confirm_after_s=300.0)
+    suspects.confirm([bytes(32)], [1], pass_number=1, now_s=0.0)
+    for pass_number in range(2, STALE_AFTER_PASSES + 2):
+        suspects.forget_others(pass_number, has_asked_all=False)
+        assert len(suspects) == 1
+    suspects.forget_others(STALE_AFTER_PASSES + 2, has_asked_all=False)
+    assert len(suspects) == 0

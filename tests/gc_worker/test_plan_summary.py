@@ -12,6 +12,7 @@ from gc_worker.plan import EvictionRules, Room, plan_eviction
 from gc_worker.plan_summary import summarise_look
 from gc_worker.usage import SpaceLeft, choose_usage
 from kvstore.cluster.entities import Target
+from kvstore.retention import DEFAULT_POLICY
 
 NOW_S = 1_700_000_000
 DAY_S = 86_400
@@ -37,6 +38,7 @@ def look_at(ages_s: list[int], classes: list[int], slots: int) -> TargetLook:
         plan=plan_eviction(columns, rules, now_s=NOW_S, room=Room(slots)),
         now_s=NOW_S,
         rules=rules,
+        policy=DEFAULT_POLICY,
     )
 
 

@@ -32,7 +32,7 @@ async def versions(bench: WorkerBench) -> list[int]:
 
 
 async def test_newest_policy_reaches_all_nodes_and_workers(cluster: LocalCluster) -> None:
-    async with WorkerBench.open(cluster) as bench:
+    async with WorkerBench.open(cluster, is_policy_known=False) as bench:
         policy = DEFAULT_POLICY.with_ttl("agent", 3600, who="test", why="", at_s=1)
         policy = policy.with_ttl("agent", 7200, who="test", why="", at_s=2)
         document = policy.to_json()
@@ -55,7 +55,7 @@ async def test_newest_policy_reaches_all_nodes_and_workers(cluster: LocalCluster
 
 async def test_policy_is_not_known_while_the_own_node_is_down(cluster: LocalCluster) -> None:
     cluster.kill("n02")
-    async with WorkerBench.open(cluster) as bench:
+    async with WorkerBench.open(cluster, is_policy_known=False) as bench:
         context = bench.contexts["n02"]
         await policy_sync.sync_once(context)
         assert not context.policy_known.is_set()
@@ -67,7 +67,7 @@ async def test_policy_is_not_known_while_the_own_node_is_down(cluster: LocalClus
 
 
 async def test_older_policy_changes_nothing(cluster: LocalCluster) -> None:
-    async with WorkerBench.open(cluster) as bench:
+    async with WorkerBench.open(cluster, is_policy_known=False) as bench:
         context = bench.contexts["n01"]
         newer = DEFAULT_POLICY.with_ttl("agent", 3600, who="test", why="", at_s=1)
         assert policy_sync.take_policy(context, newer)
@@ -75,3 +75,30 @@ async def test_older_policy_changes_nothing(cluster: LocalCluster) -> None:
         assert not policy_sync.take_policy(context, newer)
         assert context.policy is newer
         assert context.counters.policy_changes == 1
+
+
+async def test_default_policy_is_not_believed_when_no_peer_could_contradict(
+    cluster: LocalCluster,
+) -> None:
+    # A node with a new first disk has lost its policy file, and tells the default.
+    others = [node for node in cluster.node_names if node != "n01"]
+    async with WorkerBench.open(cluster, is_policy_known=False) as bench:
+        context = bench.contexts["n01"]
+        document = DEFAULT_POLICY.to_json()
+        for node in others:
+            cluster.kill(node)
+        (cluster.target_folder("n01") / "policy.json").unlink(missing_ok=True)
+        cluster.restart_node("n01")
+        assert RetentionPolicy.parse(document).version == 0
+        try:
+            await policy_sync.sync_once(context)
+            assert context.policy.version == 0
+            assert not context.policy_known.is_set()
+        finally:
+            for node in others:
+                cluster.restart_node(node)
+        end_s = time.monotonic() + 10.0
+        while not context.policy_known.is_set():
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.1)
+            await policy_sync.sync_once(context)

@@ -113,6 +113,23 @@ async def test_shard_on_the_wrong_target_does_not_count_and_makes_way(bench: Rep
     assert (await bench.locate(targets[3], blocks.keys))["shard"].tolist() == [3] * 4
 
 
+async def test_shard_that_waits_for_a_draining_node_does_not_count_as_repaired(
+    bench: RepairBench,
+) -> None:
+    blocks = await bench.save(4, seed=16)
+    targets = bench.targets_by_shard(blocks)
+    for shard in (1, 2):
+        await bench.forget(targets[shard], blocks.keys)
+    leaving = bench.link.node_of(targets[2])
+    for context in bench.contexts.values():
+        context.policy = policy_of({"repair_bytes_per_s": 1 << 30}, draining=(leaving,))
+    reports = await bench.check()
+    assert sum(one.repaired_shards for one in reports.values()) == 4
+    assert await bench.count_shards(blocks.keys) == [5] * 4
+    by_shards = np.sum([one.blocks_by_shards for one in reports.values()], axis=0)
+    assert by_shards.tolist() == [0, 0, 0, 0, 0, 4, 0]
+
+
 async def write_other_version(
     bench: RepairBench,
     blocks: RandomBlocks,

@@ -100,6 +100,28 @@ async def test_scrub_goes_on_where_it_was_when_the_worker_starts_anew(bench: Rep
     assert report["targets"][target]["passes"] == 6
 
 
+async def test_scrub_reads_everything_when_the_disk_has_no_room_for_its_position(
+    bench: RepairBench,
+) -> None:
+    blocks = await bench.save(64, seed=406, block_bytes=256 << 10)
+    target = bench.targets_by_shard(blocks)[0]
+    node = bench.link.node_of(target)
+    context = bench.contexts[node]
+    folder = context.folder(bench.link.map.target_by_name[target])
+    _, slot, shape = await bench.place_of(target, blocks.keys[0])
+    save_position(folder, ScrubPosition(segment=shape.number, slot=slot + 10, started_at_s=1))
+    full = folder / f"{FILE_NAME}.tmp"
+    full.symlink_to("/dev/full")
+    try:
+        await scrub_node(bench, node)
+        before = context.counters.scrubbed_slots
+        assert 0 < before < 64
+        await scrub_node(bench, node)
+        assert context.counters.scrubbed_slots - before == 64
+    finally:
+        full.unlink(missing_ok=True)
+
+
 async def test_scrub_keeps_to_its_rate_and_stops_when_it_is_switched_off(
     bench: RepairBench,
 ) -> None:

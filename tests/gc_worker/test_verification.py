@@ -36,6 +36,23 @@ async def test_verification_ends_when_time_is_up(bench: RepairBench) -> None:
     assert (report.verified, report.is_complete) == (0, False)
 
 
+async def test_nobody_is_asked_any_more_when_time_is_up(
+    bench: RepairBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.save(600, seed=606)
+    context = bench.contexts[bench.cluster.node_names[0]]
+    asked = []
+    ask = context.link.ask_records
+
+    async def note_and_ask(target: str, *given: object, **named: object) -> object:
+        asked.append(target)
+        return await ask(target, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(context.link, "ask_records", note_and_ask)
+    report = await verify_sample(context, 600, deadline_s=0.0)
+    assert (report.verified, report.is_complete, asked) == (0, False, [])
+
+
 async def test_damaged_and_missing_shards_are_named(bench: RepairBench) -> None:
     blocks = await bench.save(3, seed=603)
     targets = bench.targets_by_shard(blocks)

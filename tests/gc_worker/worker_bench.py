@@ -66,9 +66,16 @@ class WorkerBench:
     @staticmethod
     @asynccontextmanager
     async def open(
-        cluster: LocalCluster, *, on_step: StepHook = no_hook, bucket_s: int = 60
+        cluster: LocalCluster,
+        *,
+        on_step: StepHook = no_hook,
+        bucket_s: int = 60,
+        is_policy_known: bool = True,
     ) -> AsyncIterator[WorkerBench]:
         bench = WorkerBench(cluster, on_step, bucket_s)
+        for context in bench.contexts.values():
+            if is_policy_known:
+                context.policy_known.set()
         try:
             yield bench
         finally:
@@ -78,8 +85,6 @@ class WorkerBench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The eviction loops of all nodes run; at the end a last time each."""
-        for context in self.contexts.values():
-            context.policy_known.set()
         tasks = [asyncio.create_task(eviction.run()) for eviction in self.evictions.values()]
         try:
             yield

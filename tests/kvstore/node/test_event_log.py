@@ -49,3 +49,11 @@ def test_events_of_one_kind_are_limited_and_the_rest_is_counted() -> None:
     record = make_record("bad frame %d", 7)
     assert limit.filter(record)
     assert record.getMessage() == f"bad frame 7 ({100 - EVENTS_PER_S_MAX} more of these before)"
+
+
+def test_json_line_has_each_named_value_as_a_field() -> None:
+    record = make_record("target open name=%s shards=%d of %s %% seconds=%.3f", "t01", 7, "x", 0.25)
+    line = json.loads(JsonFormatter().format(record))
+    assert line["event"] == "target open name=t01 shards=7 of x % seconds=0.250"
+    assert line["fields"] == {"name": "t01", "shards": 7, "seconds": 0.25}
+    assert "fields" not in json.loads(JsonFormatter().format(make_record("nothing named")))
