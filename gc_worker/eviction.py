@@ -34,6 +34,7 @@ from .clock_guard import ClockGuard, ClockState
 from .columns import TargetColumns, scan_columns
 from .context import WorkerContext
 from .pacing import TokenBucket
+from .peer_clocks import PeerClocks
 from .peers import Withdrawals
 from .plan import (
     BUCKET_S,
@@ -117,15 +118,19 @@ class Eviction:
     on_step: StepHook = no_hook
     bucket_s: int = BUCKET_S
     guard: ClockGuard = field(default_factory=ClockGuard)
+    is_clock_compared: bool = True
+    """Whether blocks expire only while most peers' clocks agree with the own one."""
     _tick_s: float = TICK_S
     _states: dict[str, TargetState] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _dry_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _peer_clocks: PeerClocks = field(init=False)
     _withdrawals: Withdrawals = field(init=False)
     _slots: TokenBucket = field(init=False)
     _bytes: TokenBucket = field(init=False)
 
     def __post_init__(self) -> None:
+        self._peer_clocks = PeerClocks(self.context)
         self._withdrawals = Withdrawals(self.context)
         self._slots = self._make_bucket("evict_slots_per_s")
         self._bytes = self._make_bucket("evict_bytes_per_s")
@@ -157,7 +162,7 @@ class Eviction:
     async def tick(self) -> None:
         """One round over all targets: what is due is done."""
         async with self._turn:
-            clock = self._look_at_clock()
+            clock = await self._look_at_clocks()
             if clock is not ClockState.JUMPED:
                 await self._look_at_targets(clock, is_forced=False)
             await self._withdrawals.send_owed()
@@ -171,7 +176,7 @@ class Eviction:
         await self._require_policy()
         async with self._turn:
             before = Counter(self.context.counters.evicted)
-            await self._look_at_targets(self._look_at_clock(), is_forced=True)
+            await self._look_at_targets(await self._look_at_clocks(), is_forced=True)
             gone = Counter(self.context.counters.evicted) - before
             return {reason.name.lower(): gone[reason.name.lower()] for reason in EvictReason}
 
@@ -193,6 +198,13 @@ class Eviction:
             ]
 
     # One round ----------------------------------------------------------------------------------
+
+    async def _look_at_clocks(self) -> ClockState:
+        found = self._look_at_clock()
+        is_even = found is ClockState.EVEN
+        if is_even and self.is_clock_compared and not await self._peer_clocks.agree():
+            return ClockState.SETTLING
+        return found
 
     def _look_at_clock(self) -> ClockState:
         clock, counters = self.context.clock, self.context.counters

@@ -82,7 +82,7 @@ def describe_node(node: Node) -> dict[str, Any]:
     """The answer to STAT, as JSON will show it. The names are stable; more may be added.
 
     node, cluster (hex), epoch, version, pid, uptime_s, sync, connections, memory_bytes and
-    memory_limit_bytes (of the buffers), the fields of NodeCounters, policy_version, draining (0 or
+    memory_limit_bytes (of the buffers), unix_s (the node's clock), the fields of NodeCounters, policy_version, draining (0 or
     1), requests_last_s (MATCH, READ, WRITE), latency (histograms of some operations), what clients
     noted (`namespaces`, `client_latency`), and `targets`: a list with what
     `Target.describe` says of each.
@@ -95,6 +95,7 @@ def describe_node(node: Node) -> dict[str, Any]:
         "epoch": node.epoch,
         "version": node.version,
         "pid": node.pid,
+        "unix_s": round(node.clock.unix_ns() / 1e9, 3),
         "uptime_s": round(node.clock.monotonic_s() - node.started_s, 3),
         "sync": node.sync.value,
         "connections": node.connections,

@@ -189,6 +189,28 @@ async def test_dry_run_says_what_a_run_does_and_changes_nothing(cluster: LocalCl
         assert sum((await bench.evictions["n03"].run_now()).values()) == len(look.plan) > 100
 
 
+@pytest.mark.parametrize(
+    ("setting", "rate_per_s"), [("evict_slots_per_s", 1024), ("evict_bytes_per_s", 1280 * 1024)]
+)
+@pytest.mark.parametrize(("requests_per_s", "least_s"), [(0, 0.7), (5000, 1.6)])
+async def test_eviction_keeps_to_its_rate_and_to_half_of_it_when_the_node_is_busy(
+    cluster: LocalCluster, setting: str, rate_per_s: int, requests_per_s: float, least_s: float
+) -> None:
+    async with WorkerBench.open(cluster) as bench:
+        await bench.save(1600, seed=1)
+        context = bench.contexts["n01"]
+        context.policy = _policy(
+            watermarks=Watermarks(high=0.1, low=0.02),
+            settings=MappingProxyType({setting: rate_per_s}),
+        )
+        context.traffic.note({"requests_last_s": requests_per_s}, 0.0)
+        begun_s = time.monotonic()
+        evicted = await bench.evictions["n01"].run_now()
+        # Two batches: the second one waits until the first, of 1,024 shards, is paid for.
+        assert 1024 < evicted["least_used"] < 2048
+        assert time.monotonic() - begun_s > least_s
+
+
 async def test_new_policy_is_obeyed_within_a_tick(cluster: LocalCluster) -> None:
     async with WorkerBench.open(cluster) as bench:
         await bench.save(1000, seed=1)
