@@ -62,18 +62,18 @@ class Watermarks:
 
 
 def checked_ttls(values: Mapping[str, object]) -> Mapping[str, int]:
-    if CHAT_CLASS not in values:
-        raise InvalidArgument(
-            "ttl_s",
-            given=f"classes {', '.join(sorted(values)) or 'none'}",
-            expected=f"the class {CHAT_CLASS!r} among them: its TTL holds for classes not listed",
-        )
     if len(values) > TTL_CLASSES_MAX:
         raise InvalidArgument(
             "ttl_s", given=f"{len(values)} classes", expected=f"at most {TTL_CLASSES_MAX}"
         )
     for name in values:
         check_class(name)
+    if CHAT_CLASS not in values:
+        raise InvalidArgument(
+            "ttl_s",
+            given=f"classes {', '.join(sorted(values)) or 'none'}",
+            expected=f"the class {CHAT_CLASS!r} among them: its TTL holds for classes not listed",
+        )
     return MappingProxyType({name: check_ttl(name, ttl_s) for name, ttl_s in values.items()})
 
 

@@ -2,7 +2,8 @@
 
 The byte layout, the limits and their meaning stand in docs/formats/wire.md. This module knows no
 socket: the node and the client each read bytes in their own way and ask here what they say. Nothing
-here allocates by a number that a peer sent before that number was checked.
+here allocates by a number that a peer sent before that number was checked. The tables of the
+records stand in `wire_records`, and are named by way of this module.
 """
 
 from __future__ import annotations
@@ -19,6 +20,19 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from .key import KEY_BYTES
+from .wire_records import EVICT_ITEM as EVICT_ITEM
+from .wire_records import LOCATION as LOCATION
+from .wire_records import PART_RECORD as PART_RECORD
+from .wire_records import REPORT_ITEM as REPORT_ITEM
+from .wire_records import SCAN_ROW as SCAN_ROW
+from .wire_records import TOUCH_ITEM as TOUCH_ITEM
+from .wire_records import WITHDRAW_ITEM as WITHDRAW_ITEM
+from .wire_records import WRITE_BATCH as WRITE_BATCH
+from .wire_records import WRITE_ITEM as WRITE_ITEM
+from .wire_records import EvictOutcome as EvictOutcome
+from .wire_records import EvictReason as EvictReason
+from .wire_records import ReportOutcome as ReportOutcome
+from .wire_records import WriteOutcome as WriteOutcome
 
 MAGIC = b"CHLT"
 VERSION = 2
@@ -88,131 +102,6 @@ class Status(IntEnum):
     BAD_REQUEST = 6
     DISK_ERROR = 7
     EXPIRED = 8
-
-
-class WriteOutcome(IntEnum):
-    """What became of one shard of a WRITE."""
-
-    STORED = 1
-    KNOWN = 2
-    KEPT = 3
-    FULL = 4
-    REJECTED = 5
-    FAILED = 6
-
-
-class ReportOutcome(IntEnum):
-    """What a node found when a client said that a shard is bad."""
-
-    GOOD = 0
-    QUARANTINED = 1
-    ABSENT = 2
-
-
-class EvictReason(IntEnum):
-    """Why a shard goes."""
-
-    EXPIRED = 1
-    """Its class's TTL has passed since it was last used."""
-    LEAST_USED = 2
-    """The target passed its high watermark."""
-    ORPHANED = 3
-    """Too few shards of its block are left to read it."""
-
-
-class EvictOutcome(IntEnum):
-    """What became of one shard of an EVICT or WITHDRAW."""
-
-    ABSENT = 0
-    EVICTED = 1
-    USED = 2
-    """Used later than the request says; kept."""
-    OTHER = 3
-    """Another version or generation is here; kept."""
-
-
-LOCATION = np.dtype(
-    [
-        ("status", "u1"),
-        ("shard", "u1"),
-        ("zero", "<u2"),
-        ("payload_bytes", "<u4"),
-        ("generation", "<u8"),
-        ("block_xxh3", "<u8"),
-        ("last_used_s", "<u4"),
-        ("block_index", "<u4"),
-    ]
-)
-PART_RECORD = np.dtype(
-    [
-        ("status", "u1"),
-        ("shard", "u1"),
-        ("zero", "<u2"),
-        ("payload_bytes", "<u4"),
-        ("generation", "<u8"),
-        ("payload_xxh3", "<u8"),
-        ("block_xxh3", "<u8"),
-    ]
-)
-WRITE_BATCH = np.dtype(
-    [
-        ("namespace_id", "V16"),
-        ("layout", "V16"),
-        ("ttl_class", "S16"),
-        ("k", "u1"),
-        ("m", "u1"),
-        ("shard", "u1"),
-        ("zero", "V5"),
-        ("shard_bytes", "<u4"),
-        ("block_bytes", "<u4"),
-        ("anchor", "V32"),
-    ]
-)
-WRITE_ITEM = np.dtype(
-    [
-        ("key", "V32"),
-        ("block_index", "<u4"),
-        ("last_used_s", "<u4"),
-        ("payload_xxh3", "<u8"),
-        ("block_xxh3", "<u8"),
-        ("zero2", "<u8"),
-    ]
-)
-REPORT_ITEM = np.dtype([("key", "V32"), ("generation", "<u8")])
-SCAN_ROW = np.dtype(
-    [
-        ("generation", "<u8"),
-        ("last_used_s", "<u4"),
-        ("block_index", "<u4"),
-        ("status", "u1"),
-        ("ttl_class", "u1"),
-        ("shard", "u1"),
-        ("zero", "V5"),
-    ]
-)
-EVICT_ITEM = np.dtype(
-    [
-        ("location", "<u8"),
-        ("generation", "<u8"),
-        ("used_until_s", "<u4"),
-        ("reason", "u1"),
-        ("zero", "V3"),
-    ]
-)
-WITHDRAW_ITEM = np.dtype(
-    [
-        ("key", "V32"),
-        ("block_xxh3", "<u8"),
-        ("used_until_s", "<u4"),
-        ("reason", "u1"),
-        ("zero", "V3"),
-    ]
-)
-TOUCH_ITEM = np.dtype([("key", "V32"), ("last_used_s", "<u4"), ("zero", "<u4")])
-assert (LOCATION.itemsize, PART_RECORD.itemsize) == (32, 32)
-assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (96, 64, 40)
-assert (SCAN_ROW.itemsize, EVICT_ITEM.itemsize) == (24, 24)
-assert (WITHDRAW_ITEM.itemsize, TOUCH_ITEM.itemsize) == (48, 40)
 
 
 class FrameError(ValueError):

@@ -6,17 +6,26 @@ The names here are those of the JSON output; they stay as they are, more may be 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..client import NodeReport
 from ..cluster.entities import ClusterMap
-from .quantities import count_of
+from .quantities import count_of, format_size
 from .worker_status import WorkersStatus
 
 NAME_CHARACTERS_MAX = 64
 FIGURE_MAX = 2**63 - 1
 """Counts, bytes and seconds are whole or real numbers from 0 to this; others are not believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassHeld:
+    """What is stored of a TTL class."""
+
+    shards: int
+    bytes: int
+    """Of whole slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,8 @@ class TargetStatus:
     """Slots out of use because their bytes were bad."""
     is_lost: bool
     """Its folder was removed or replaced: it stores nothing until that is back."""
+    classes: Mapping[str, ClassHeld] = field(default_factory=dict)
+    """What it holds of each TTL class."""
 
     @property
     def fill_ratio(self) -> float | None:
@@ -95,6 +106,11 @@ class ClusterStatus:
     @property
     def nodes_alive(self) -> int:
         return sum(node.is_alive for node in self.nodes)
+
+    @property
+    def classes(self) -> dict[str, ClassHeld]:
+        """What all nodes that answer hold together, by TTL class in the order of the names."""
+        return add_up_classes([target for node in self.nodes for target in node.targets])
 
 
 def describe_cluster(cluster_map: ClusterMap, reports: Sequence[NodeReport]) -> ClusterStatus:
@@ -169,7 +185,31 @@ def _describe_target(said: Mapping[str, Any]) -> TargetStatus:
         slots_total=_integer(said, "slots_total"),
         quarantined=_integer(said, "quarantined"),
         is_lost=bool(said.get("is_lost")),
+        classes=_describe_classes(said.get("classes")),
     )
+
+
+def _describe_classes(said: object) -> dict[str, ClassHeld]:
+    classes = said if isinstance(said, dict) else {}
+    return {
+        name[:NAME_CHARACTERS_MAX]: ClassHeld(
+            shards=_integer(held, "blocks") or 0, bytes=_integer(held, "bytes") or 0
+        )
+        for name, held in classes.items()
+        if isinstance(held, dict)
+    }
+
+
+def add_up_classes(targets: Sequence[TargetStatus]) -> dict[str, ClassHeld]:
+    """What several targets hold of each class, in the order of the names."""
+    total: dict[str, ClassHeld] = {}
+    for target in targets:
+        for name, held in target.classes.items():
+            before = total.get(name, ClassHeld(shards=0, bytes=0))
+            total[name] = ClassHeld(
+                shards=before.shards + held.shards, bytes=before.bytes + held.bytes
+            )
+    return dict(sorted(total.items()))
 
 
 class _StrangeFigure(Exception):
@@ -227,6 +267,15 @@ def describe_policy(status: ClusterStatus) -> str:
     return f"{line}, older on {', '.join(behind)}" if behind else line
 
 
+def describe_classes(status: ClusterStatus) -> str:
+    """One line: how much is stored of each class."""
+    held = [
+        f"{name} {format_size(one.bytes)} in {count_of(one.shards, 'shard')}"
+        for name, one in status.classes.items()
+    ]
+    return f"stored: {', '.join(held) or 'nothing'}"
+
+
 def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]:
     """The JSON object of `cachalot status --json`; bytes and seconds as the names say."""
     nodes = [
@@ -240,6 +289,7 @@ def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]
         "nodes_alive": status.nodes_alive,
         "spare_nodes": status.spare_nodes,
         "summary": summarise(status),
+        "classes": {name: asdict(held) for name, held in status.classes.items()},
         "redundancy": workers.redundancy.render_json(),
         "workers": workers.describe(),
         "nodes": nodes,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import re
 import socket
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ REASON_CHARACTERS_MAX = 200
 
 Answer = dict[str, Any]
 ResultT = TypeVar("ResultT")
+
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f/@]{1,255}")
 
 
 class ControlUnreachable(NodeError):
@@ -104,12 +107,15 @@ def parse_control_url(text: str) -> ControlEndpoint:
     expected = "HOST:PORT of an HTTP server, as in the cluster map's `control`"
     try:
         parts = urlsplit(url)
-        port = parts.port
+        host, port = parts.hostname or "", parts.port
+        # What the resolver would raise for a name that cannot be one.
+        host.encode("idna")
     except ValueError as error:
         raise InvalidArgument("--control", given=repr(text), expected=expected) from error
-    if parts.scheme != "http" or not parts.hostname or not port or parts.path not in ("", "/"):
+    is_bare = parts.path in ("", "/") and not parts.query and parts.username is None
+    if parts.scheme != "http" or not _HOST.fullmatch(host) or not port or not is_bare:
         raise InvalidArgument("--control", given=repr(text), expected=expected)
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     return ControlEndpoint(node=f"{host}:{port}", address=f"{host}:{port}")
 
 
@@ -129,12 +135,9 @@ class ControlPlane:
         self,
         endpoints: Sequence[ControlEndpoint],
         token: str,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoints = list(endpoints)
         self._token = token
-        self._clock = clock
         self._links: set[socket.socket] = set()
         """Connections on which an answer is awaited."""
         self._is_aborted = False
@@ -149,61 +152,69 @@ class ControlPlane:
         deadline_s: float,
     ) -> Answer:
         """One node's answer. Raises ControlUnreachable, ControlRefused."""
-        due_s = self._clock() + deadline_s
         content = b"" if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self._token}", "Connection": "close"}
         if content:
             headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(
-            endpoint.host, endpoint.port, timeout=min(CONNECT_DEADLINE_S, deadline_s)
-        )
         is_sent = False
-        link: socket.socket | None = None
+        connection: http.client.HTTPConnection | None = None
         try:
+            connection = http.client.HTTPConnection(
+                endpoint.host, endpoint.port, timeout=min(CONNECT_DEADLINE_S, deadline_s)
+            )
             connection.connect()
-            # Ours: the connection forgets its socket once the answer has begun.
-            link = connection.sock
-            link.settimeout(deadline_s)
-            self._links.add(link)
-            if self._is_aborted:
-                raise ConnectionAbortedError(errno.ECONNABORTED, "given up")
-            is_sent = True
-            connection.request(method, path, body=content or None, headers=headers)
-            with connection.getresponse() as response:
-                said = self._read_all(response, link, due_s)
-        except (OSError, http.client.HTTPException) as error:
+            with self._awaiting(connection.sock, deadline_s):
+                is_sent = True
+                connection.request(method, path, body=content or None, headers=headers)
+                with connection.getresponse() as response:
+                    said = _read_all(response)
+        # UnicodeError: a host in the map that no resolver takes.
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             detail = "no answer in time" if isinstance(error, TimeoutError) else _reason(error)
             raise ControlUnreachable(
                 endpoint.node, endpoint.address, detail, is_sent=is_sent
             ) from error
         finally:
-            if link is not None:
-                self._links.discard(link)
-            connection.close()
-        answer = _parse_answer(endpoint, said, is_refusal=response.status >= 400)
-        if response.status >= 400:
+            if connection is not None:
+                connection.close()
+        # The API redirects nobody, and whoever else does gets no token.
+        is_refusal = not 200 <= response.status < 300
+        answer = _parse_answer(endpoint, said, is_refusal=is_refusal)
+        if is_refusal:
             raise ControlRefused(endpoint.node, response.status, answer)
         return answer
 
-    def _read_all(
-        self, response: http.client.HTTPResponse, link: socket.socket, due_s: float
-    ) -> bytes:
-        """The whole body, within the deadline even if it comes a byte at a time."""
-        parts: list[bytes] = []
-        total_bytes = 0
-        while True:
-            left_s = due_s - self._clock()
-            if left_s <= 0:
-                raise TimeoutError
-            if link.fileno() >= 0:
-                link.settimeout(left_s)
-            part = response.read1(CHUNK_BYTES)
-            if not part:
-                return b"".join(parts)
-            total_bytes += len(part)
-            if total_bytes > ANSWER_BYTES_MAX:
-                raise http.client.HTTPException(f"more than {ANSWER_BYTES_MAX} bytes")
-            parts.append(part)
+    @contextmanager
+    def _awaiting(self, link: socket.socket, deadline_s: float) -> Iterator[None]:
+        """While an answer is awaited on `link`; raises TimeoutError after `deadline_s`.
+
+        An alarm ends the connection then: a time limit of the socket would begin anew with every
+        byte of the head or the body.
+        """
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            _shut_down(link)
+
+        alarm = threading.Timer(deadline_s, give_up)
+        alarm.daemon = True
+        link.settimeout(deadline_s)
+        self._links.add(link)
+        try:
+            if self._is_aborted:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "given up")
+            alarm.start()
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            if is_late.is_set():
+                raise TimeoutError from error
+            raise
+        finally:
+            alarm.cancel()
+            self._links.discard(link)
+        if is_late.is_set():
+            raise TimeoutError
 
     def ask_any(self, method: str, path: str, *, body: object = None, deadline_s: float) -> Answer:
         """The answer of the first node that can be reached, in the map's order.
@@ -246,18 +257,16 @@ class ControlPlane:
         try:
             return [begun.result() for begun in [pool.submit(job) for job in jobs]]
         except BaseException:
-            self._abort()
+            self.abort()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Let every request fail, those that are under way and those to come."""
         self._is_aborted = True
         for link in list(self._links):
-            # Its thread may have closed it just now.
-            with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+            _shut_down(link)
 
     def endpoint_of(self, node: str) -> ControlEndpoint:
         """The control API of one node. Raises NoWorker if the map names none for it."""
@@ -279,8 +288,26 @@ def no_worker(problems: Sequence[str]) -> NoWorker:
 
 
 def quote_part(text: str) -> str:
-    """A text as one part of a path."""
-    return quote(text, safe="")
+    """A text as one part of a path, whatever bytes a command line had for it."""
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def _shut_down(link: socket.socket) -> None:
+    # Its thread may have closed it just now.
+    with suppress(OSError):
+        link.shutdown(socket.SHUT_RDWR)
+
+
+def _read_all(response: http.client.HTTPResponse) -> bytes:
+    """The whole body, if it is not too long."""
+    parts: list[bytes] = []
+    total_bytes = 0
+    while part := response.read1(CHUNK_BYTES):
+        total_bytes += len(part)
+        if total_bytes > ANSWER_BYTES_MAX:
+            raise http.client.HTTPException(f"more than {ANSWER_BYTES_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _reason(error: Exception) -> str:

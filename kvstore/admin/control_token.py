@@ -49,7 +49,9 @@ def read_token_file(path: Path) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidArgument(
-            "token file", given=f"{path}: {error.strerror}", expected="a file with the token"
+            "token file",
+            given=f"{path}: {error.strerror}",
+            expected="a file with the token that this user may read, of mode 0600 and its own",
         ) from error
     try:
         state = os.fstat(descriptor)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .policy_change import PolicyChange
 
 POLL_S = 1.0
+FIRST_DEADLINE_S = 15.0
+"""A worker loads its API when it is asked for the first time."""
 ASK_DEADLINE_S = 5.0
 READ_DEADLINE_S = 2.0
 
@@ -62,37 +64,59 @@ def drain(
     """
     from .policy_change import report_change
 
+    signature = {"who": who_asks(who), "why": why}
     if is_dry_run:
-        change = _try(cluster, node, who_asks(who), why, is_undo=is_undo)
+        change = _try(cluster, node, **signature, is_undo=is_undo)
         report_change(change, is_json=is_json, is_dry_run=True)
         return
     cluster_map, plane = open_control(cluster, control, token_file)
-    signature = {"who": who_asks(who), "why": why}
     if is_undo:
         report_change(_send(plane, "DELETE", node, signature), is_json=is_json, is_dry_run=False)
         return
+    endpoint = _find_worker(cluster_map, plane, node, control) if wait_s else None
     # Asked again, it is not changed again: then this is a look at how far it is.
     if node not in _draining(plane):
         made = _send(plane, "POST", node, signature)
         if not is_json:
             report_change(made, is_json=False, is_dry_run=False)
-    endpoint = plane.endpoint_of(node) if control is None else plane.endpoints[0]
-    report = _wait(plane, endpoint, node, wait_s) if wait_s else None
+    report = _wait(plane, endpoint, node, wait_s) if endpoint is not None else None
     _finish(cluster_map, node, report, wait_s=wait_s, is_json=is_json)
+
+
+def _find_worker(
+    cluster_map: "ClusterMap", plane: "ControlPlane", node: str, control: str | None
+) -> "ControlEndpoint":
+    """Whom to ask how far the node is: its own worker. Found before anything is changed."""
+    from ..errors import InvalidArgument
+    from .control.changes import check_node_is_known
+
+    check_node_is_known(cluster_map, node)
+    if control is None:
+        return plane.endpoint_of(node)
+    endpoint = plane.endpoints[0]
+    found = plane.ask_any("GET", "/api/drain", deadline_s=FIRST_DEADLINE_S).get("node")
+    if found != node:
+        raise InvalidArgument(
+            "--control",
+            given=f"{endpoint.address}, which is of {found}",
+            expected=f"the control API of {node}, which alone knows how far it is; --wait-s 0 only"
+            " begins",
+        )
+    return endpoint
 
 
 def _try(cluster: Path, node: str, who: str, why: str, *, is_undo: bool) -> "PolicyChange":
     from ..cluster.map import load_cluster_map
     from ..retention import RetentionPolicy
     from .control.changes import check_drain
-    from .policy_change import at_s, try_change
+    from .policy_change import try_change
 
     cluster_map = load_cluster_map(cluster)
 
     def apply(policy: RetentionPolicy) -> RetentionPolicy:
         if not is_undo:
             check_drain(cluster_map, policy.draining, node)
-        return policy.with_draining(node, not is_undo, who=who, why=why, at_s=at_s())
+        return policy.with_draining(node, not is_undo, who=who, why=why, at_s=int(time.time()))
 
     return try_change(cluster, READ_DEADLINE_S, apply)
 
@@ -105,7 +129,7 @@ def _send(plane: "ControlPlane", method: str, node: str, body: object) -> "Polic
 
 
 def _draining(plane: "ControlPlane") -> list[str]:
-    found = plane.ask_any("GET", "/api/drain", deadline_s=ASK_DEADLINE_S).get("draining")
+    found = plane.ask_any("GET", "/api/drain", deadline_s=FIRST_DEADLINE_S).get("draining")
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
@@ -113,25 +137,24 @@ def _wait(
     plane: "ControlPlane", endpoint: "ControlEndpoint", node: str, wait_s: float
 ) -> "Answer | None":
     """The node's own report when it may be stopped, or the last one when the time is up."""
-    from ..errors import InvalidArgument
     from .control_client import ControlUnreachable
 
     due_s = time.monotonic() + wait_s
     report: Answer | None = None
+    remark = ""
     with progress_bar(f"draining {node}", 1000) as bar:
         while True:
             try:
                 said = plane.ask(endpoint, "GET", "/api/drain", deadline_s=ASK_DEADLINE_S)
-                if said.get("node") != node:
-                    expected = f"the control API of {node}, which alone knows how far it is"
-                    raise InvalidArgument("--control", given=endpoint.address, expected=expected)
                 found = said.get("report")
                 report = found if isinstance(found, dict) else report
             except ControlUnreachable as error:
                 # A worker that is started anew goes on where the policy says.
                 if time.monotonic() >= due_s:
                     raise
-                write_remark(str(error))
+                if str(error) != remark:
+                    remark = str(error)
+                    write_remark(remark)
             _show(bar, report)
             if (report or {}).get("is_safe_to_stop") or time.monotonic() >= due_s:
                 return report

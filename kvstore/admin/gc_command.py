@@ -64,7 +64,7 @@ def run(
     from .gc_preview import ask_newest_plans, write_preview
 
     cluster_map, plane = open_control(cluster, control, token_file)
-    _restrict(cluster_map, plane, nodes)
+    _restrict(cluster_map, plane, nodes, control)
     preview = ask_newest_plans(plane)
     if not preview.plans:
         from .control_client import no_worker
@@ -80,13 +80,21 @@ def run(
     _report(preview, answers, is_json=is_json, is_dry_run=is_dry_run)
 
 
-def _restrict(cluster_map: "ClusterMap", plane: "ControlPlane", nodes: list[str] | None) -> None:
+def _restrict(
+    cluster_map: "ClusterMap", plane: "ControlPlane", nodes: list[str] | None, control: str | None
+) -> None:
     from ..errors import InvalidArgument
 
     for node in nodes or ():
         if node not in cluster_map.node_by_name:
             known = ", ".join(one.name for one in cluster_map.nodes)
             raise InvalidArgument("--node", given=repr(node), expected=f"one of the map: {known}")
+    if nodes and control is not None:
+        raise InvalidArgument(
+            "--node",
+            given="--control too",
+            expected="one of them: a worker evicts from its own node only",
+        )
     if nodes:
         plane.endpoints = [plane.endpoint_of(node) for node in dict.fromkeys(nodes)]
 

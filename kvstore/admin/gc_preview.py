@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidArgument, StoreError
@@ -18,7 +17,7 @@ from .quantities import count_of, format_duration, format_ratio, format_size
 
 if TYPE_CHECKING:
     from .control_client import Answer, ControlPlane
-    from .policy_change import PolicyChange
+    from .policy_change import ChangeOptions, PolicyChange
 
 PLAN_DEADLINE_S = 120.0
 """A node of 10^7 slots is looked at for seconds; a busy one is given time."""
@@ -215,15 +214,7 @@ def find_behind(preview: EvictionPreview, version: int) -> list[str]:
     return [node for node, found in versions.items() if type(found) is int and found < version]
 
 
-def preview_change(
-    tried: PolicyChange,
-    change: Mapping[str, Any],
-    cluster: Path,
-    control: str | None,
-    token_file: Path | None,
-    *,
-    is_json: bool,
-) -> None:
+def preview_change(tried: PolicyChange, change: Mapping[str, Any], options: ChangeOptions) -> None:
     """The dry run of a change of the policy: what it changes, and what would go because of it.
 
     Without a worker to ask, the change alone is shown, and that it is so.
@@ -234,18 +225,19 @@ def preview_change(
 
     preview, problem = None, ""
     try:
-        _, plane = open_control(cluster, control, token_file)
+        _, plane = open_control(options.cluster, options.control, options.token_file)
         preview = ask_plans(plane, change)
+        problem = "; ".join(preview.problems.values())
     except (NoWorker, InvalidArgument) as error:
         problem = str(error)
-    if is_json:
+    is_known = preview is not None and bool(preview.plans)
+    if options.is_json:
         would_go = None if preview is None else preview.render_json()
         write_json(render_change(tried, is_dry_run=True) | {"would_go": would_go})
-        return
-    report_change(tried, is_json=False, is_dry_run=True)
-    if preview is not None and preview.plans:
-        write_preview(preview)
-        write_result(f"after this change {preview.describe()}")
     else:
-        problems = "; ".join(preview.problems.values()) if preview is not None else problem
-        write_remark(f"what would go because of it is not known: {problems}")
+        report_change(tried, is_json=False, is_dry_run=True)
+        if preview is not None and is_known:
+            write_preview(preview)
+            write_result(f"after this change {preview.describe()}")
+    if not is_known:
+        write_remark(f"what would go because of it is not known: {problem}")

@@ -12,16 +12,85 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidArgument, StoreError
 from ..retention import LogEntry, RetentionPolicy
 from ..settings import SETTINGS
 from .control_client import Answer, ControlPlane, ControlUnreachable
+from .control_options import open_control, who_asks
+from .exit_codes import ExitCode
 from .output import write_json, write_remark, write_result
 from .quantities import count_of, format_duration, format_ratio, format_size
 
 CHANGE_DEADLINE_S = 15.0
 """The API needs up to 5 s with silent nodes, and its first request loads it."""
 
+LOOK_AT_LOG = "the change may have been made: look at `cachalot policy log`"
+
 Changer = Callable[[RetentionPolicy], RetentionPolicy]
+SignedChanger = Callable[[RetentionPolicy, "Signature"], RetentionPolicy]
+
+
+class ChangeNotUnderstood(StoreError):
+    """The control API answered a change with something else than the policy."""
+
+    exit_code = ExitCode.NODE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Who changes the policy, why, and when, as its log has it."""
+
+    who: str
+    why: str
+    at_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeOptions:
+    """The options that all commands have which change the policy."""
+
+    cluster: Path
+    control: str | None
+    token_file: Path | None
+    wait_s: float
+    who: str | None
+    why: str
+    is_dry_run: bool
+    is_json: bool
+
+    def signature(self) -> Signature:
+        return Signature(who=who_asks(self.who), why=self.why, at_s=int(time.time()))
+
+
+def change_policy(
+    options: ChangeOptions,
+    change: SignedChanger,
+    *,
+    request: tuple[str, str],
+    body: Mapping[str, Any],
+    previewed: Mapping[str, Any] | None = None,
+) -> None:
+    """Make a change through the control API and report it; as a dry run, try it here.
+
+    `request`: method and path of the API that makes the same change, with `body` and the signature.
+    `previewed`: the change for which a dry run asks the workers what would go because of it.
+    """
+    signature = options.signature()
+    if options.is_dry_run:
+        tried = try_change(
+            options.cluster, options.wait_s, lambda policy: change(policy, signature)
+        )
+        if previewed is None:
+            report_change(tried, is_json=options.is_json, is_dry_run=True)
+        else:
+            from .gc_preview import preview_change
+
+            preview_change(tried, previewed, options)
+        return
+    _, plane = open_control(options.cluster, options.control, options.token_file)
+    signed = {**body, "who": signature.who, "why": signature.why}
+    made = send_change(plane, *request, signed)
+    report_change(made, is_json=options.is_json, is_dry_run=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +114,7 @@ def send_change(plane: ControlPlane, method: str, path: str, body: object) -> Po
         raise ControlUnreachable(
             error.node,
             error.address,
-            f"{error.reason}; the change may have been made: look at `cachalot policy log`",
+            f"{error.reason}; {LOOK_AT_LOG}",
             is_sent=True,
         ) from error
     return _parse_change(answer)
@@ -54,7 +123,15 @@ def send_change(plane: ControlPlane, method: str, path: str, body: object) -> Po
 def _parse_change(answer: Answer) -> PolicyChange:
     import json
 
-    policy = RetentionPolicy.parse(json.dumps(answer.get("policy")).encode())
+    try:
+        policy = RetentionPolicy.parse(json.dumps(answer.get("policy")).encode())
+    except InvalidArgument as error:
+        raise ChangeNotUnderstood(
+            f"the control API's answer is not understood ({error}); is it of another version?"
+            f" {LOOK_AT_LOG}"
+        ) from error
+    if not policy.log:
+        raise ChangeNotUnderstood(f"the control API's answer shows no change; {LOOK_AT_LOG}")
     nodes, missing = answer.get("nodes"), answer.get("missing")
     return PolicyChange(
         policy=policy,
@@ -68,11 +145,6 @@ def try_change(cluster: Path, wait_s: float, change: Changer) -> PolicyChange:
     from .policy_reader import read_cluster_policy
 
     return PolicyChange(policy=change(read_cluster_policy(cluster, wait_s).newest))
-
-
-def at_s() -> int:
-    """Now, as the log of the policy counts time."""
-    return int(time.time())
 
 
 def report_change(change: PolicyChange, *, is_json: bool, is_dry_run: bool) -> None:

@@ -15,8 +15,6 @@ from .control_options import (
     WhoOption,
     WhyOption,
     make_group,
-    open_control,
-    who_asks,
 )
 from .output import write_json, write_result, write_table
 
@@ -78,14 +76,21 @@ def undo(
     is_json: JsonOption = False,
 ) -> None:
     """Take the last change back. Undoing again goes one change further back."""
-    from .policy_change import at_s, report_change, send_change, try_change
+    from .policy_change import ChangeOptions, change_policy
 
-    if is_dry_run:
-        tried = try_change(
-            cluster, wait_s, lambda policy: policy.undo(who=who_asks(who), why=why, at_s=at_s())
-        )
-        report_change(tried, is_json=is_json, is_dry_run=True)
-        return
-    _, plane = open_control(cluster, control, token_file)
-    made = send_change(plane, "POST", "/api/policy/undo", {"who": who_asks(who), "why": why})
-    report_change(made, is_json=is_json, is_dry_run=False)
+    options = ChangeOptions(
+        cluster=cluster,
+        control=control,
+        token_file=token_file,
+        wait_s=wait_s,
+        who=who,
+        why=why,
+        is_dry_run=is_dry_run,
+        is_json=is_json,
+    )
+    change_policy(
+        options,
+        lambda policy, by: policy.undo(who=by.who, why=by.why, at_s=by.at_s),
+        request=("POST", "/api/policy/undo"),
+        body={},
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import wire
+from ..client import NodeReport, StoreClient
 from ..client.inquiry import ask_node
 from ..client.router import Lane, Router
 from ..cluster.entities import ClusterMap
@@ -87,6 +88,17 @@ class ClusterPolicy:
 def read_cluster_policy(path: Path, deadline_s: float) -> ClusterPolicy:
     """Asks every node of the map at `path`. Raises ClusterMapError, NodesDown."""
     return asyncio.run(ask_policies(load_cluster_map(path), deadline_s))
+
+
+async def ask_policies_and_reports(
+    path: Path, deadline_s: float
+) -> tuple[ClusterPolicy, ClusterMap, list[NodeReport]]:
+    """The same, with the map and what each node says of itself."""
+    async with StoreClient.connect(path) as store:
+        found, reports = await asyncio.gather(
+            ask_policies(store.map, deadline_s), store.node_reports(deadline_s=deadline_s)
+        )
+        return found, store.map, reports
 
 
 async def ask_policies(

@@ -1,6 +1,5 @@
 """`cachalot settings`: every setting with its limits and value; hot ones can be changed."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +14,6 @@ from .control_options import (
     WhoOption,
     WhyOption,
     make_group,
-    open_control,
-    who_asks,
 )
 from .output import write_json, write_result, write_table
 
@@ -40,27 +37,16 @@ def show(cluster: ClusterOption, wait_s: WaitOption = 2.0, is_json: JsonOption =
     """
     import asyncio
 
-    found, cold = asyncio.run(_ask(cluster, wait_s))
-    rows = describe_settings(found, cold)
+    from .policy_reader import ask_policies_and_reports
+
+    found, cluster_map, reports = asyncio.run(ask_policies_and_reports(cluster, wait_s))
+    said = [report.statistics for report in reports if report.is_alive]
+    rows = describe_settings(found, find_cold_values(cluster_map, said))
     if is_json:
         write_json({"settings": rows, **found.render_json()})
         return
     write_table(COLUMNS, [_render_row(row) for row in rows], left_columns=LEFT_COLUMNS)
     write_result(f"\n{found.describe()}")
-
-
-async def _ask(path: Path, deadline_s: float) -> "tuple[ClusterPolicy, dict[str, list[Any]]]":
-    import asyncio
-
-    from ..client import StoreClient
-    from .policy_reader import ask_policies
-
-    async with StoreClient.connect(path) as store:
-        found, reports = await asyncio.gather(
-            ask_policies(store.map, deadline_s), store.node_reports(deadline_s=deadline_s)
-        )
-        said = [report.statistics for report in reports if report.is_alive]
-        return found, find_cold_values(store.map, said)
 
 
 def find_cold_values(cluster_map: "ClusterMap", said: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -130,23 +116,25 @@ def set_setting(
     is_json: JsonOption = False,
 ) -> None:
     """Change a hot setting on all nodes, within 5 s."""
-    from .policy_change import at_s, report_change, send_change, try_change
+    from .policy_change import ChangeOptions, change_policy
 
     parsed = parse_setting(name, value)
-    if is_dry_run:
-        tried = try_change(
-            cluster,
-            wait_s,
-            lambda policy: policy.with_setting(
-                name, parsed, who=who_asks(who), why=why, at_s=at_s()
-            ),
-        )
-        report_change(tried, is_json=is_json, is_dry_run=True)
-        return
-    _, plane = open_control(cluster, control, token_file)
-    body = {"name": name, "value": parsed, "who": who_asks(who), "why": why}
-    made = send_change(plane, "PUT", "/api/settings", body)
-    report_change(made, is_json=is_json, is_dry_run=False)
+    options = ChangeOptions(
+        cluster=cluster,
+        control=control,
+        token_file=token_file,
+        wait_s=wait_s,
+        who=who,
+        why=why,
+        is_dry_run=is_dry_run,
+        is_json=is_json,
+    )
+    change_policy(
+        options,
+        lambda policy, by: policy.with_setting(name, parsed, who=by.who, why=by.why, at_s=by.at_s),
+        request=("PUT", "/api/settings"),
+        body={"name": name, "value": parsed},
+    )
 
 
 def parse_setting(name: str, text: str) -> int | bool:

@@ -74,13 +74,13 @@ async def _ask(
     async with StoreClient.connect(path) as store:
         # A worker loads its API when it is asked for the first time.
         worker_deadline_s = max(deadline_s, WORKER_DEADLINE_S)
-        asked = asyncio.to_thread(ask_workers, store.map, path, token_file, worker_deadline_s)
+        asked = ask_workers(store.map, path, token_file, worker_deadline_s)
         reports, workers = await asyncio.gather(store.node_reports(deadline_s=deadline_s), asked)
         return describe_cluster(store.map, reports), workers
 
 
 def _write(found: "ClusterStatus", workers: "WorkersStatus", *, with_targets: bool) -> None:
-    from .cluster_status import describe_policy, summarise
+    from .cluster_status import describe_classes, describe_policy, summarise
 
     rows = [render_row(node, workers.state_of(node.node).value) for node in found.nodes]
     write_table(COLUMNS, rows, left_columns=LEFT_COLUMNS)
@@ -99,7 +99,8 @@ def _write(found: "ClusterStatus", workers: "WorkersStatus", *, with_targets: bo
     ]
     if workers.remark:
         problems.append(workers.remark)
-    last = [workers.redundancy.describe(), describe_policy(found), workers.describe()]
+    last = [describe_classes(found), workers.redundancy.describe(), describe_policy(found)]
+    last.append(workers.describe())
     write_result("\n".join(["", *problems, *last, summarise(found)]))
 
 

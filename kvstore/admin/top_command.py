@@ -88,7 +88,7 @@ async def _look(
     deadline_s = max(min(interval_s, 2.0), 0.5)
     reports, workers = await asyncio.gather(
         store.node_reports(deadline_s=deadline_s),
-        asyncio.to_thread(ask_workers, store.map, path, token_file, deadline_s),
+        ask_workers(store.map, path, token_file, deadline_s),
     )
     return Look(
         at_s=time.monotonic(),

@@ -1,6 +1,6 @@
 """`cachalot ttl`: how long blocks of each class are kept after their last use."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,33 +14,56 @@ from .control_options import (
     WhoOption,
     WhyOption,
     make_group,
-    open_control,
-    who_asks,
 )
 from .output import write_json, write_result, write_table
-from .quantities import format_duration, parse_duration_s
+from .quantities import format_duration, format_size, parse_duration_s
 
-COLUMNS = ("class", "ttl")
+if TYPE_CHECKING:
+    from ..retention import RetentionPolicy
+    from .cluster_status import ClassHeld
+
+COLUMNS = ("class", "ttl", "shards", "bytes")
 
 app = make_group("How long blocks of each class are kept.")
 
 
 @app.command("show")
 def show(cluster: ClusterOption, wait_s: WaitOption = 2.0, is_json: JsonOption = False) -> None:
-    """Show the TTL of each class, and which nodes have this version of the policy.
+    """Show the TTL of each class, what is stored of it, and which nodes have this policy.
 
-    A class that is not listed has the TTL of chat.
+    A class that has no TTL of its own has that of chat.
     """
-    from .policy_reader import read_cluster_policy
+    import asyncio
 
-    found = read_cluster_policy(cluster, wait_s)
-    ttl_s = dict(sorted(found.newest.ttl_s.items()))
+    from .cluster_status import describe_cluster
+    from .policy_reader import ask_policies_and_reports
+
+    found, cluster_map, reports = asyncio.run(ask_policies_and_reports(cluster, wait_s))
+    held = describe_cluster(cluster_map, reports).classes
     if is_json:
-        write_json({"ttl_s": ttl_s, **found.render_json()})
+        ttl_s = dict(sorted(found.newest.ttl_s.items()))
+        stored = {name: {"shards": one.shards, "bytes": one.bytes} for name, one in held.items()}
+        write_json({"ttl_s": ttl_s, "classes": stored, **found.render_json()})
         return
-    rows = [[name, format_duration(value)] for name, value in ttl_s.items()]
-    write_table(COLUMNS, rows, left_columns=frozenset({"class"}))
-    write_result(f"\nclasses that are not listed: as chat\n{found.describe()}")
+    write_table(COLUMNS, render_rows(found.newest, held), left_columns=frozenset({"class"}))
+    write_result(f"\nclasses without a TTL of their own: as chat\n{found.describe()}")
+
+
+def render_rows(policy: "RetentionPolicy", held: "dict[str, ClassHeld]") -> list[list[str]]:
+    """The cells of each class that has a TTL or of which something is stored."""
+    rows = []
+    for name in sorted({*policy.ttl_s, *held}):
+        ttl = format_duration(policy.ttl_of(name))
+        one = held.get(name)
+        rows.append(
+            [
+                name,
+                ttl if name in policy.ttl_s else f"{ttl} (as chat)",
+                f"{one.shards:,}" if one else "0",
+                format_size(one.bytes if one else 0),
+            ]
+        )
+    return rows
 
 
 @app.command("set")
@@ -66,25 +89,26 @@ def set_ttl(
     In force within 5 s, without a restart. A TTL counts from the last fetch or save. A shorter one
     lets blocks expire soon: --dry-run shows which.
     """
-    from ..retention import RetentionPolicy
-    from .policy_change import at_s, report_change, send_change, try_change
+    from .policy_change import ChangeOptions, change_policy
 
     ttl_s = parse_duration_s("TTL", ttl)
-    change: dict[str, Any] = {"kind": "ttl", "ttl_class": ttl_class, "ttl_s": ttl_s}
-    change["is_new"] = is_new
-
-    def apply(policy: RetentionPolicy) -> RetentionPolicy:
-        return policy.with_ttl(
-            ttl_class, ttl_s, is_new=is_new, who=who_asks(who), why=why, at_s=at_s()
-        )
-
-    if is_dry_run:
-        from .gc_preview import preview_change
-
-        tried = try_change(cluster, wait_s, apply)
-        preview_change(tried, change, cluster, control, token_file, is_json=is_json)
-        return
-    _, plane = open_control(cluster, control, token_file)
-    body = {"change": change, "who": who_asks(who), "why": why}
-    made = send_change(plane, "PUT", "/api/policy", body)
-    report_change(made, is_json=is_json, is_dry_run=False)
+    change = {"kind": "ttl", "ttl_class": ttl_class, "ttl_s": ttl_s, "is_new": is_new}
+    options = ChangeOptions(
+        cluster=cluster,
+        control=control,
+        token_file=token_file,
+        wait_s=wait_s,
+        who=who,
+        why=why,
+        is_dry_run=is_dry_run,
+        is_json=is_json,
+    )
+    change_policy(
+        options,
+        lambda policy, by: policy.with_ttl(
+            ttl_class, ttl_s, is_new=is_new, who=by.who, why=by.why, at_s=by.at_s
+        ),
+        request=("PUT", "/api/policy"),
+        body={"change": change},
+        previewed=change,
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .control_options import JsonOption
 from .folder_option import parse_folder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
@@ -28,48 +29,54 @@ class Sync(Enum):
     BATCH = "batch"
 
 
+FolderOption = Annotated[
+    Path,
+    typer.Option(
+        "--dir", help="Folder of the cluster; made if needed.", metavar="D", parser=parse_folder
+    ),
+]
+NodesOption = Annotated[
+    int | None, typer.Option(help="Number of nodes (12 in a new cluster).", metavar="N")
+]
+CodeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Data and parity shards of a block (10+2); any K of them are enough to read it.",
+        metavar="K+M",
+    ),
+]
+TargetSizeOption = Annotated[
+    str | None, typer.Option(help="Most that each node may store (4GiB).", metavar="SIZE")
+]
+SegmentSizeOption = Annotated[
+    str | None, typer.Option(help="Size of the files it stores in (256MiB).", metavar="SIZE")
+]
+SyncOption = Annotated[
+    Sync | None, typer.Option(help="When written shards are put on the device (interval).")
+]
+NoGcOption = Annotated[
+    bool,
+    typer.Option("--no-gc", help="Start no gc_worker: nothing is evicted, scrubbed, repaired."),
+]
+WaitOption = Annotated[
+    float, typer.Option(help="How long to wait for all nodes.", metavar="S", min=0.1, max=3600.0)
+]
+ForegroundOption = Annotated[
+    bool, typer.Option("--foreground", help="Stay until Ctrl-C or SIGTERM, then stop the nodes.")
+]
+
+
 def up(
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--dir",
-            help="Folder of the cluster; made if needed.",
-            metavar="D",
-            parser=parse_folder,
-        ),
-    ],
-    nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes (12 in a new cluster).", metavar="N")
-    ] = None,
-    code: Annotated[
-        str | None,
-        typer.Option(
-            help="Data and parity shards of a block (10+2); any K of them are enough to read it.",
-            metavar="K+M",
-        ),
-    ] = None,
-    target_size: Annotated[
-        str | None, typer.Option(help="Most that each node may store (4GiB).", metavar="SIZE")
-    ] = None,
-    segment_size: Annotated[
-        str | None, typer.Option(help="Size of the files it stores in (256MiB).", metavar="SIZE")
-    ] = None,
-    sync: Annotated[
-        Sync | None, typer.Option(help="When written shards are put on the device (interval).")
-    ] = None,
-    is_without_gc: Annotated[
-        bool,
-        typer.Option("--no-gc", help="Start no gc_worker: nothing is evicted, scrubbed, repaired."),
-    ] = False,
-    wait_s: Annotated[
-        float,
-        typer.Option(help="How long to wait for all nodes.", metavar="S", min=0.1, max=3600.0),
-    ] = 60.0,
-    is_foreground: Annotated[
-        bool,
-        typer.Option("--foreground", help="Stay until Ctrl-C or SIGTERM, then stop the nodes."),
-    ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    folder: FolderOption,
+    nodes: NodesOption = None,
+    code: CodeOption = None,
+    target_size: TargetSizeOption = None,
+    segment_size: SegmentSizeOption = None,
+    sync: SyncOption = None,
+    is_without_gc: NoGcOption = False,
+    wait_s: WaitOption = 60.0,
+    is_foreground: ForegroundOption = False,
+    is_json: JsonOption = False,
 ) -> None:
     """Start a cluster on this machine, or its nodes that are down.
 

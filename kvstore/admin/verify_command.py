@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PARTS_MAX = 8
 PART_BLOCKS_MIN = 64
 """A request makes the node look at all its slots to draw from them, so there are few of them."""
+PART_BLOCKS_MAX = 100_000
+"""What the API takes in one request (`control.changes.VerifyBody`)."""
 PART_DEADLINE_S = 300.0
 SLACK_S = 20.0
 """For the answer of a request that used all of its time."""
@@ -62,9 +64,11 @@ def verify(
     answers = _ask_all(plane, parts)
     found, silent = sum_up(answers)
     if len(silent) == len(parts):
-        from .control_client import no_worker
+        from .control_client import ControlRefused, no_worker
 
-        raise no_worker(sorted(set(silent)))
+        # A refusal, as of the token, says itself who has to act.
+        refused = [answer for answer in answers if isinstance(answer, ControlRefused)]
+        raise refused[0] if refused else no_worker(sorted(set(silent)))
     for problem in sorted(set(silent)):
         write_remark(problem)
     if is_json:
@@ -80,7 +84,7 @@ def plan_parts(endpoints: Sequence["ControlEndpoint"], sample: int) -> list[Part
     parts = []
     for number, endpoint in enumerate(endpoints):
         share = sample // len(endpoints) + (number < sample % len(endpoints))
-        step = max(PART_BLOCKS_MIN, -(-share // PARTS_MAX))
+        step = min(max(PART_BLOCKS_MIN, -(-share // PARTS_MAX)), PART_BLOCKS_MAX)
         parts += [Part(endpoint, min(step, share - at)) for at in range(0, share, step)]
     return parts
 

@@ -1,5 +1,6 @@
 """`cachalot watermark`: how full a target may get before eviction starts, and where it stops."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +15,6 @@ from .control_options import (
     WhoOption,
     WhyOption,
     make_group,
-    open_control,
-    who_asks,
 )
 from .output import write_json, write_result
 from .quantities import format_ratio, parse_ratio
@@ -61,9 +60,32 @@ def set_watermarks(
     In force within 5 s, without a restart. Lower ones let the least used blocks go at once:
     --dry-run shows which.
     """
+    from .policy_change import ChangeOptions, change_policy
+
+    marks = _complete(cluster, wait_s, high, low)
+    change: dict[str, Any] = {"kind": "watermarks", **marks}
+    options = ChangeOptions(
+        cluster=cluster,
+        control=control,
+        token_file=token_file,
+        wait_s=wait_s,
+        who=who,
+        why=why,
+        is_dry_run=is_dry_run,
+        is_json=is_json,
+    )
+    change_policy(
+        options,
+        lambda policy, by: policy.with_watermarks(**marks, who=by.who, why=by.why, at_s=by.at_s),
+        request=("PUT", "/api/policy"),
+        body={"change": change},
+        previewed=change,
+    )
+
+
+def _complete(cluster: Path, wait_s: float, high: str | None, low: str | None) -> dict[str, float]:
+    """Both watermarks: what is not said stays as it is now, so that each change is whole."""
     from ..errors import InvalidArgument
-    from ..retention import RetentionPolicy
-    from .policy_change import at_s, report_change, send_change, try_change
     from .policy_reader import read_cluster_policy
 
     if high is None and low is None:
@@ -72,21 +94,5 @@ def set_watermarks(
         "high": None if high is None else parse_ratio("--high", high),
         "low": None if low is None else parse_ratio("--low", low),
     }
-    # What is not said stays as it is now; the API takes both, so that each change is whole.
     now = read_cluster_policy(cluster, wait_s).newest.watermarks.to_values()
-    marks = {name: now[name] if value is None else value for name, value in wanted.items()}
-    change: dict[str, Any] = {"kind": "watermarks", **marks}
-
-    def apply(policy: RetentionPolicy) -> RetentionPolicy:
-        return policy.with_watermarks(**marks, who=who_asks(who), why=why, at_s=at_s())
-
-    if is_dry_run:
-        from .gc_preview import preview_change
-
-        tried = try_change(cluster, wait_s, apply)
-        preview_change(tried, change, cluster, control, token_file, is_json=is_json)
-        return
-    _, plane = open_control(cluster, control, token_file)
-    body = {"change": change, "who": who_asks(who), "why": why}
-    made = send_change(plane, "PUT", "/api/policy", body)
-    report_change(made, is_json=is_json, is_dry_run=False)
+    return {name: now[name] if value is None else value for name, value in wanted.items()}

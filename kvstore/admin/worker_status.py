@@ -6,6 +6,7 @@ each block once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -125,10 +126,13 @@ class WorkersStatus:
         return f"gc_worker: {'; '.join(parts) or 'running on all nodes'}"
 
 
-def ask_workers(
+async def ask_workers(
     cluster_map: ClusterMap, cluster_path: Path, token_file: Path | None, deadline_s: float
 ) -> WorkersStatus:
-    """Asks the worker of every node. Never raises because one, or all of them, are not there."""
+    """Asks the worker of every node. Never raises because one, or all of them, are not there.
+
+    When it is cancelled, the answers that are awaited are given up at once.
+    """
     from .control_client import ControlPlane, find_endpoints
     from .control_options import default_token_path
     from .control_token import read_token_file
@@ -140,8 +144,15 @@ def ask_workers(
             token = read_token_file(token_file or default_token_path(cluster_path))
         except InvalidArgument as error:
             remark = str(error)
-    path = "/api/status" if token else "/healthz"
-    answers = ControlPlane(endpoints, token).ask_each("GET", path, deadline_s=deadline_s)
+    # Not the status: each worker would ask every node for that.
+    path = "/api/worker" if token else "/healthz"
+    plane = ControlPlane(endpoints, token)
+    try:
+        answers = await asyncio.to_thread(plane.ask_each, "GET", path, deadline_s=deadline_s)
+    except asyncio.CancelledError:
+        # The end of the event loop waits for its threads.
+        plane.abort()
+        raise
     return describe_workers(cluster_map, answers, remark=remark)
 
 

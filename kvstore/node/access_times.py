@@ -50,12 +50,11 @@ class AccessTimes:
             for segment in segments:
                 numbers.add(segment.shape.number)
                 count += self._write_one(disk, segment)
+            for number in self._written.keys() - numbers:
+                remove_if_there(disk, self._path(number))
+                del self._written[number]
         except OSError as error:
             log.warning("access times not written folder=%s: %s", self._folder, error)
-            return count
-        for number in self._written.keys() - numbers:
-            del self._written[number]
-            remove_if_there(disk, self._path(number))
         return count
 
     def read(self, disk: Disk, segments: Iterable[Segment]) -> None:
@@ -65,12 +64,12 @@ class AccessTimes:
         """
         by_number = {segment.shape.number: segment for segment in segments}
         for path in self._folder.glob(f"segment-*.used{TEMPORARY_SUFFIX}"):
-            disk.remove(path)
+            _remove_or_log(disk, path)
         for path in sorted(self._folder.glob("segment-*.used")):
             name = _NAME.fullmatch(path.name)
             segment = by_number.get(int(name[1])) if name else None
             if segment is None:
-                disk.remove(path)
+                _remove_or_log(disk, path)
                 continue
             try:
                 _apply(_read_file(disk, path, segment), segment)
@@ -83,10 +82,8 @@ class AccessTimes:
         digest = _digest(segment)
         if self._written.get(number) == digest:
             return False
-        # First the times, then the generations: a slot that is written in between has a time that
-        # is too old, and no shard counts as older than it is.
-        times_s = segment.columns.last_used_s.tobytes()
-        body = times_s + segment.columns.generation.astype(np.uint32).tobytes()
+        times_s, generations = _copy_columns(segment)
+        body = times_s + generations
         slot_count = segment.shape.slot_count
         head = _HEADER.pack(MAGIC, VERSION, number, slot_count, 0, xxh3_64_intdigest(body))
         temporary = self._path(number).with_suffix(f".used{TEMPORARY_SUFFIX}")
@@ -105,6 +102,28 @@ class AccessTimes:
 
     def _path(self, number: int) -> Path:
         return self._folder / f"segment-{number:06d}.used"
+
+
+def _remove_or_log(disk: Disk, path: Path) -> None:
+    try:
+        disk.remove(path)
+    except OSError as error:
+        log.error("access times not used and not removed file=%s: %s", path, error)
+
+
+def _copy_columns(segment: Segment) -> tuple[bytes, bytes]:
+    """The times of use and the low halves of the generations, slot by slot.
+
+    The event loop goes on meanwhile. It sets the time of a new shard before its generation, so
+    where the generation was the same before and after, the time is that shard's or a later one.
+    Elsewhere the generation is made one that the shard does not have.
+    """
+    before = segment.columns.generation.copy()
+    times_s = segment.columns.last_used_s.tobytes()
+    after = segment.columns.generation.copy()
+    generations = after.astype(np.uint32)
+    generations ^= before != after
+    return times_s, generations.tobytes()
 
 
 def _digest(segment: Segment) -> int:
@@ -139,4 +158,5 @@ def _apply(body: bytearray, segment: Segment) -> None:
     generations = np.frombuffer(body, np.uint32, slot_count, 4 * slot_count)
     is_same = columns.generation.astype(np.uint32) == generations
     is_same &= columns.status == 1
-    np.maximum(columns.last_used_s, times_s, out=columns.last_used_s, where=is_same)
+    # Also where it is before the time of writing: a repair wrote the shard, which was no use of it.
+    np.copyto(columns.last_used_s, times_s, where=is_same)

@@ -53,7 +53,9 @@ def refuse(node: Node, request: Request, status: wire.Status, text: str = "") ->
         node.counters.busy_refusals += 1
     elif status is wire.Status.EXPIRED:
         node.counters.expired_requests += 1
-    yield Send([answer(node, request, status=status, body=text.encode())])
+    # It may quote what a peer sent, and JSON can say half of a surrogate pair, which UTF-8 cannot.
+    body = text.encode(errors="backslashreplace")
+    yield Send([answer(node, request, status=status, body=body)])
 
 
 def refuse_unread(node: Node, request: Request, status: wire.Status, text: str = "") -> Operation:

@@ -82,10 +82,10 @@ def describe_node(node: Node) -> dict[str, Any]:
     """The answer to STAT, as JSON will show it. The names are stable; more may be added.
 
     node, cluster (hex), epoch, version, pid, uptime_s, sync, connections, memory_bytes and
-    memory_limit_bytes (of the buffers), unix_s (the node's clock), the fields of NodeCounters, policy_version, draining (0 or
-    1), requests_last_s (MATCH, READ, WRITE), latency (histograms of some operations), what clients
-    noted (`namespaces`, `client_latency`), and `targets`: a list with what
-    `Target.describe` says of each.
+    memory_limit_bytes (of the buffers), unix_s (the node's clock), the fields of NodeCounters,
+    policy_version, draining (0 or 1), requests_last_s (MATCH, READ, WRITE), latency (histograms of
+    some operations), what clients noted (`namespaces`, `client_latency`), and `targets`: a list
+    with what `Target.describe` says of each.
     docs/formats/wire.md lists every name.
     """
     counters = node.counters

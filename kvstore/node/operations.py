@@ -124,7 +124,11 @@ def _hello(node: Node, session: Session, request: Request) -> Operation:
 
 def _stat(node: Node, request: Request) -> Operation:
     body = json.dumps(describe_node(node), separators=(",", ":")).encode()
-    assert len(body) <= wire.BODY_BYTES_MAX, "what STAT shows is bounded"
+    if len(body) > wire.BODY_BYTES_MAX:
+        # Hundreds of targets, or hundreds of TTL classes in each of dozens.
+        text = f"STAT would be {len(body)} bytes long, at most {wire.BODY_BYTES_MAX}"
+        yield from refuse(node, request, wire.Status.BUSY, text)
+        return
     yield Send([answer(node, request, body=body)])
 
 

@@ -54,34 +54,30 @@ def pack_empty_scan() -> bytes:
 
 def _find_start(target: Target, number: int, first_slot: int) -> tuple[Segment | None, int]:
     """The segment to describe, and from which slot on; None if there is none further."""
-    segment = target.space.segments.get(number)
-    if segment is not None and first_slot < segment.shape.slot_count:
+    segment = target.space.first_from(number)
+    if segment is None or segment.shape.number != number:
+        return segment, 0
+    if first_slot < segment.shape.slot_count:
         return segment, first_slot
-    later = _next_number(target, number if segment is None else number + 1)
-    return (None, 0) if later is None else (target.space.segments[later], 0)
-
-
-def _next_number(target: Target, number: int) -> int | None:
-    """The lowest number of a segment that is at least `number`."""
-    return min((one for one in target.space.segments if one >= number), default=None)
+    return target.space.first_from(number + 1), 0
 
 
 def _plan_head(target: Target, segment: Segment, first_slot: int, slots_max: int) -> wire.ScanHead:
     """Which slots are described, and where the next SCAN is to go on."""
     shape = segment.shape
     slots = min(slots_max, shape.slot_count - first_slot)
-    next_number: int | None = shape.number
+    following: Segment | None = segment
     next_slot = first_slot + slots
     if next_slot == shape.slot_count:
-        next_number, next_slot = _next_number(target, shape.number + 1), 0
+        following, next_slot = target.space.first_from(shape.number + 1), 0
     return wire.ScanHead(
         segment=shape.number,
         first_slot=first_slot,
         slots=slots,
         payload_bytes=segment.payload_bytes,
-        next_segment=next_number or 0,
+        next_segment=0 if following is None else following.shape.number,
         next_slot=next_slot,
-        is_end=next_number is None,
+        is_end=following is None,
     )
 
 

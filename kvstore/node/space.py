@@ -7,6 +7,7 @@ Decisions only: files are made and removed by whoever carries a `Growth` out.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,9 @@ from .slot import SlotGeometry
 
 SEGMENTS_PER_TARGET_MIN = 8
 """A small target gets small segments, so that one slot size cannot take all of it at once."""
+SEGMENTS_PER_TARGET_MAX = (1 << 16) - 1
+"""The index can tell no more apart (`index.HANDLES_MAX`), and each takes a descriptor. A large
+target gets longer segments than wanted, so that half of them are enough."""
 REFUSED_SEGMENT_BYTES_MIN = 1 << 20
 """If the disk has no room for a segment of this length, none that is smaller is tried."""
 
@@ -86,7 +90,8 @@ class SlotSpace:
     def __init__(self, *, capacity_bytes: int, segment_bytes: int, slots_max: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segments: dict[int, Segment] = {}
-        self._segment_bytes = min(segment_bytes, capacity_bytes // SEGMENTS_PER_TARGET_MIN)
+        self._segment_bytes_wanted = segment_bytes
+        self._numbers: list[int] = []
         self._slots_max = slots_max
         self._free: dict[SlotGeometry, FreeRuns] = {}
         self._next_number = 0
@@ -98,10 +103,26 @@ class SlotSpace:
         """Slots of all sizes that can be taken."""
         return sum(free.slot_count for free in self._free.values())
 
+    @property
+    def _segment_bytes(self) -> int:
+        """How long a new segment should be; its file may be as short as half of that."""
+        most = self.capacity_bytes // SEGMENTS_PER_TARGET_MIN
+        least = self.capacity_bytes // (SEGMENTS_PER_TARGET_MAX // 2)
+        return max(min(self._segment_bytes_wanted, most), least)
+
     def slots_possible(self) -> int:
         """Slots there can be at most, as long as none is smaller than those of today."""
         slot_bytes = [geometry.slot_bytes for geometry in self._free]
         return min(self._slots_max, self.capacity_bytes // min(slot_bytes)) if slot_bytes else 0
+
+    def slots_to_index(self) -> int:
+        """The same, or the slots there are, if those are more: the target may have been larger."""
+        return max(self.slots_possible(), self.slot_count)
+
+    def first_from(self, number: int) -> Segment | None:
+        """The segment with the lowest number that is at least `number`."""
+        at = bisect_left(self._numbers, number)
+        return self.segments[self._numbers[at]] if at < len(self._numbers) else None
 
     def grow(self, capacity_bytes: int) -> None:
         """There is more room from now on."""
@@ -112,6 +133,7 @@ class SlotSpace:
         shape = segment.shape
         assert shape.number not in self.segments
         self.segments[shape.number] = segment
+        insort(self._numbers, shape.number)
         self._next_number = max(self._next_number, shape.number + 1)
         self._file_bytes += shape.file_bytes
         self.slot_count += shape.slot_count
@@ -150,8 +172,11 @@ class SlotSpace:
         room = self._room(geometry)
         removed: list[Segment] = []
         wanted = plan_slot_count(geometry, self._segment_bytes, self.capacity_bytes)
-        for segment in self._wholly_free(geometry):
-            if room >= wanted:
+        candidates = self._wholly_free(geometry)
+        if len(self.segments) - len(candidates) >= SEGMENTS_PER_TARGET_MAX:
+            return None
+        for segment in candidates:
+            if room >= wanted and len(self.segments) < SEGMENTS_PER_TARGET_MAX:
                 break
             self._drop(segment)
             removed.append(segment)
@@ -224,6 +249,7 @@ class SlotSpace:
         shape = segment.shape
         self._free[shape.geometry].remove_run(shape.first_location, shape.slot_count)
         del self.segments[shape.number]
+        del self._numbers[bisect_left(self._numbers, shape.number)]
         self._file_bytes -= shape.file_bytes
         self.slot_count -= shape.slot_count
 

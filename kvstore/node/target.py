@@ -2,8 +2,7 @@
 
 This is the state that belongs to the event loop; nothing here waits for the disk. `disk_work` has
 the blocking parts, the operations put both together, and `target_life` opens and closes a target.
-Evicting by age or room is not done here: it would choose keys by the columns of the segments, then
-`unlink` them and `free_slots`.
+Nothing is evicted here by age or room: `evict_operation` takes out what a worker has chosen.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Target:
         self.snapshot_shards_min = settings.snapshot_shards_min
         self.access_times = AccessTimes(folder.path)
         self.index = SlotIndex(
-            self.space.segments, slots_max=self.slots_possible, seed=settings.hash_seed
+            self.space.segments, slots_max=self.space.slots_to_index, seed=settings.hash_seed
         )
         self.writing = Turn()
         """Held from choosing slots to the index entry, so that one write at a time is under way."""
@@ -316,11 +315,12 @@ class Target:
         """Note what the slots' headers say (dtype SLOT_HEADER, slot by slot)."""
         columns = segment.columns
         parts = columns.parts
+        # Before the generation: `access_times` copies both meanwhile.
+        columns.last_used_s[slots] = headers["created_ns"] // np.uint64(1_000_000_000)
         for field in ("shard", "payload_bytes", "generation", "payload_xxh3", "block_xxh3"):
             parts[field][slots] = headers[field]
         columns.created_ds[slots] = headers["created_ns"] // np.uint64(DECISECOND_NS)
         columns.block_index[slots] = headers["block_index"]
-        columns.last_used_s[slots] = headers["created_ns"] // np.uint64(1_000_000_000)
         columns.ttl_class[slots] = ttl_class
 
     def _ttl_class_number(self, name: bytes) -> int:

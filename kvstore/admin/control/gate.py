@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 from collections.abc import Awaitable, MutableMapping
 from http import HTTPStatus
 from typing import Any
@@ -19,10 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .problems import problem
 
+log = logging.getLogger(__name__)
+
 BODY_BYTES_MAX = 1 << 16
 BODY_DEADLINE_S = 10.0
 REQUEST_DEADLINE_S = 330.0
 """Longer than any route waits by itself (routes.LONG_DEADLINE_S)."""
+
+REFUSALS_LOGGED_EVERY_S = 60.0
+"""Whoever guesses tokens is seen in the log, and cannot fill it."""
 
 OPEN_PATHS = frozenset({"/healthz", "/", "/docs", "/openapi.json", "/favicon.ico"})
 OPEN_PREFIXES = ("/static/",)
@@ -41,6 +47,8 @@ class Gate:
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._digest = _digest(token.encode())
+        self._refused = 0
+        self._logged_at_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +56,7 @@ class Gate:
             return
         answer = _with_security_headers(send)
         if not self._may_enter(scope):
+            self._note_refusal(scope)
             refusal = problem(
                 HTTPStatus.UNAUTHORIZED,
                 "the control API needs its token",
@@ -58,6 +67,16 @@ class Gate:
             await refusal(scope, receive, answer)
             return
         await _run_bounded(self._app, scope, receive, answer)
+
+    def _note_refusal(self, scope: Scope) -> None:
+        """Count a request without the token; one line now and then says how many there were."""
+        self._refused += 1
+        now_s = asyncio.get_running_loop().time()
+        if self._logged_at_s is None or now_s - self._logged_at_s >= REFUSALS_LOGGED_EVERY_S:
+            self._logged_at_s = now_s
+            host = (scope.get("client") or ("unknown",))[0]
+            log.warning("control: token missing or wrong from=%s requests=%d", host, self._refused)
+            self._refused = 0
 
     def _may_enter(self, scope: Scope) -> bool:
         path = scope["path"]

@@ -57,7 +57,7 @@ class WorkerHandle(Protocol):
         """The worker itself: pid, uptime_s, counters, backlog, usage of each target."""
 
     def report(self, kind: str) -> Values | None:
-        """The last finished report of a kind: redundancy, scrub, drain. None: not yet one."""
+        """The last finished report: redundancy, scrub, drain or ages. None: not yet one."""
 
     def events(self) -> Sequence[Values]:
         """What the worker did last, oldest first: at_s, kind, and fields of that kind."""

@@ -19,6 +19,10 @@ from .gate import REQUEST_DEADLINE_S
 from .handle import WorkerHandle
 
 CONNECTIONS_MAX = 64
+"""More than so many are answered 503, once they have sent the head of a request."""
+CONNECTIONS_OPEN_MAX = 256
+"""More than so many are closed at once: whoever has no token must not take the descriptors that the
+worker needs for segments and for its peers."""
 HEAD_BYTES_MAX = 16 << 10
 HEAD_DEADLINE_S = 10.0
 """A connection that has not sent the head of its request by then is closed."""
@@ -72,6 +76,9 @@ class _BoundedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_OPEN_MAX:
+            transport.abort()
+            return
         self._timers = (
             self.loop.call_later(HEAD_DEADLINE_S, self._close_if_silent),
             self.loop.call_later(CONNECTION_DEADLINE_S, transport.abort),

@@ -44,6 +44,7 @@ class StateRoutes:
         add = router.add_api_route
         add("/healthz", self.healthz, summary="Whether this process serves")
         add("/api/status", self.status, summary="The cluster, its redundancy, and this worker")
+        add("/api/worker", self.worker, summary="This worker and its reports; asks no node")
         add("/api/nodes", self.nodes, summary="What every node says of itself")
         add("/api/events", self.events, summary="What this worker did last")
         add("/api/history", self.history, summary="Figures of the last day")
@@ -64,9 +65,8 @@ class StateRoutes:
         """
         handle = self._handle
         cluster = describe_cluster(handle.map, await self._ask_all())
-        reports = {kind: _with_age(handle.report(kind), handle.now_s()) for kind in REPORT_KINDS}
         return {
-            "at_s": handle.now_s(),
+            **await self.worker(),
             "cluster": cluster.cluster,
             "epoch": cluster.epoch,
             "code": {"k": cluster.k, "m": cluster.m},
@@ -76,8 +76,16 @@ class StateRoutes:
             "summary": summarise(cluster),
             "nodes": [asdict(node) for node in cluster.nodes],
             "policy": _describe_policy(handle.policy, cluster),
+        }
+
+    async def worker(self) -> Values:
+        """For whoever asks all workers of a cluster, and the nodes by itself."""
+        handle = self._handle
+        now_s = handle.now_s()
+        return {
+            "at_s": now_s,
             "worker": {"node": handle.node, **handle.describe()},
-            **reports,
+            **{kind: _with_age(handle.report(kind), now_s) for kind in REPORT_KINDS},
         }
 
     async def nodes(self) -> Values:
@@ -142,7 +150,11 @@ def _describe_policy(policy: RetentionPolicy, cluster: ClusterStatus) -> Values:
 
 def _with_age(report: Values | None, now_s: int) -> Values | None:
     """A report with `age_s`, the time since it was finished, where it says when that was."""
-    at_s = None if report is None else report.get("at_s")
-    if report is None or not isinstance(at_s, int | float):
+    if report is None:
+        return None
+    at_s, duration_s = report.get("at_s"), 0
+    if at_s is None:
+        at_s, duration_s = report.get("started_at_s"), report.get("duration_s", 0)
+    if not isinstance(at_s, int | float) or not isinstance(duration_s, int | float):
         return report
-    return {**report, "age_s": max(0, now_s - at_s)}
+    return {**report, "age_s": max(0, now_s - at_s - duration_s)}

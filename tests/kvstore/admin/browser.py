@@ -102,6 +102,14 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.command("Emulation.setEmulatedMedia", features=features)
 
+    def hasten(self, factor: int) -> None:
+        """Let what the pages that are opened from now on put off come so many times sooner."""
+        script = (
+            "const later = window.setTimeout;"
+            f"window.setTimeout = (work, ms, ...words) => later(work, ms / {factor}, ...words);"
+        )
+        self.command("Page.addScriptToEvaluateOnNewDocument", source=f"{{ {script} }}")
+
     def screenshot(self, path: Path) -> None:
         """Put a picture of the whole page into a PNG file."""
         answer = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)

@@ -39,6 +39,8 @@ class HostedWorker:
     reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     planned: list[RetentionPolicy] = field(default_factory=list)
     """The policies for which a plan was asked."""
+    asked: int = 0
+    """Questions to nodes."""
     inspected: list[bytes] = field(default_factory=list)
     verify_s: float = 0.0
     is_verify_cancelled: bool = False
@@ -46,7 +48,7 @@ class HostedWorker:
 
     def reset(self) -> None:
         """As it was made."""
-        self.reports, self.planned, self.inspected = {}, [], []
+        self.reports, self.planned, self.inspected, self.asked = {}, [], [], 0
         self.verify_s, self.is_verify_cancelled, self.fault = 0.0, False, None
 
     @property
@@ -63,6 +65,7 @@ class HostedWorker:
     async def ask(
         self, node: str, op: wire.Op, *, body: bytes = b"", count: int = 0, deadline_s: float
     ) -> bytes:
+        self.asked += 1
         targets = self.map.targets_by_node[node]
         if not targets:
             raise NodeError(node, "has no target in the cluster map")

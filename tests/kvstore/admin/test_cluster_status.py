@@ -9,7 +9,9 @@ import pytest
 
 from kvstore.admin.cluster_status import (
     FIGURE_MAX,
+    ClassHeld,
     count_spare_nodes,
+    describe_classes,
     describe_cluster,
     describe_node,
     describe_policy,
@@ -51,6 +53,29 @@ def alive_report(node: str, **changed: object) -> NodeReport:
 
 def dead_report(node: str) -> NodeReport:
     return NodeReport(node=node, address="127.0.0.1:2", is_alive=False, problem="refused")
+
+
+def test_what_is_held_of_each_class_is_added_up_over_all_targets() -> None:
+    def target(**classes: object) -> dict[str, object]:
+        return {"name": "t", "classes": classes}
+
+    chat, agent = {"blocks": 2, "bytes": 2048}, {"blocks": 1, "bytes": 1 << 20}
+    reports = [
+        alive_report("n01", targets=[target(chat=chat, agent=agent), target(chat=chat)]),
+        alive_report("n02", targets=[target(), {"name": "t"}]),
+        dead_report("n03"),
+    ]
+    status = describe_cluster(make_map(3, 2, 1), reports)
+    assert list(status.classes.items()) == [
+        ("agent", ClassHeld(shards=1, bytes=1 << 20)),
+        ("chat", ClassHeld(shards=4, bytes=4096)),
+    ]
+    assert describe_classes(status) == "stored: agent 1.0 MiB in 1 shard, chat 4.0 KiB in 4 shards"
+    said = render_json(status, describe_workers(make_map(3, 2, 1), {}))
+    assert said["classes"]["chat"] == {"shards": 4, "bytes": 4096}
+    assert said["nodes"][0]["targets"][1]["classes"] == {"chat": {"shards": 2, "bytes": 2048}}
+    strange = describe_node(alive_report("n01", targets=[target(chat={"blocks": -1})]))
+    assert "not understood" in strange.problem
 
 
 def test_figures_of_a_node_are_sums_over_its_targets() -> None:

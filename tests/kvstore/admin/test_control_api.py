@@ -18,9 +18,11 @@ from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.quantities import make_code
 from kvstore.errors import DeadlineExceeded, InvalidArgument, NodeError
 from kvstore.settings import SETTINGS
+from tests.architecture.source_tree import ROOT
 from tests.kvstore.admin.control_host import ControlApi, Reply, serve_worker
 
 KEY = "ab" * 32
+DOCUMENT = ROOT / "docs" / "control-api.md"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,18 @@ def test_status_has_the_cluster_the_policy_and_the_worker(api: ControlApi) -> No
     assert said["redundancy"]["by_shards"] == {"3": 7}
     assert 5 <= said["redundancy"]["age_s"] < 60
     assert said["scrub"] is None
+
+
+def test_worker_says_what_it_knows_without_asking_any_node(api: ControlApi) -> None:
+    now_s = api.worker.now_s()
+    # A count of shards says when it began and how long it took.
+    api.worker.reports["redundancy"] = {"started_at_s": now_s - 9, "duration_s": 4.0}
+    said = (api.ask("GET", "/api/worker")).json
+    assert api.worker.asked == 0
+    assert said["worker"]["node"] == "n01"
+    assert 5 <= said["redundancy"]["age_s"] < 60
+    assert said["ages"] is None
+    assert set(said) <= set((api.ask("GET", "/api/status")).json)
 
 
 def test_nodes_are_what_each_says_of_itself(cluster: LocalCluster, api: ControlApi) -> None:
@@ -190,6 +204,14 @@ def test_description_lists_every_route_and_its_page_loads_nothing_from_elsewhere
         assert path in page
     assert re.findall(r"(?:src|href)=\"(?!#|/)", page) == []
     assert "<script" not in page
+
+
+def test_document_lists_every_route(api: ControlApi) -> None:
+    described = (api.ask("GET", "/openapi.json", token=None)).json["paths"]
+    routes = {(method.upper(), path) for path, methods in described.items() for method in methods}
+    rows = re.findall(r"^\| `([A-Z`, ]+) (/[^`]*)` \|", DOCUMENT.read_text(), re.MULTILINE)
+    listed = {(method, path) for methods, path in rows for method in re.findall("[A-Z]+", methods)}
+    assert listed == routes
 
 
 def test_docs_page_escapes_what_it_shows() -> None:

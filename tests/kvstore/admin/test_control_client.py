@@ -21,8 +21,10 @@ from kvstore.admin.control_client import (
     parse_control_url,
 )
 from kvstore.admin.local_plan import LocalShape, plan_local_map
+from kvstore.admin.policy_change import ChangeNotUnderstood, send_change
 from kvstore.admin.quantities import make_code
 from kvstore.errors import InvalidArgument
+from kvstore.retention import DEFAULT_POLICY
 from tests.kvstore.admin.command_line import start_cachalot
 
 TOKEN = "a-token-of-the-test-that-is-long-enough"
@@ -33,6 +35,7 @@ class Peer:
 
     def __init__(self, answer: Callable[[socket.socket], None]) -> None:
         self.requests: list[bytes] = []
+        self.on_request: Callable[[], object] = lambda: None
         self._answer = answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -50,6 +53,7 @@ class Peer:
                 return
             with connection:
                 self.requests.append(read_request(connection))
+                self.on_request()
                 try:
                     self._answer(connection)
                 except OSError:
@@ -184,6 +188,51 @@ def test_deadline_holds_for_an_answer_that_comes_a_byte_at_a_time() -> None:
         assert time.monotonic() - started_s < 2.0
 
 
+@pytest.mark.parametrize("first", [b"HTTP/1.1 200 OK\r\n", b""], ids=["headers", "status line"])
+def test_deadline_holds_for_a_head_that_comes_a_byte_at_a_time(first: bytes) -> None:
+    def trickle(connection: socket.socket) -> None:
+        connection.sendall(first + b"X")
+        for _ in range(250):
+            connection.sendall(b"y")
+            time.sleep(0.02)
+
+    with peer(trickle) as one:
+        plane = ControlPlane([one.endpoint()], TOKEN)
+        started_s = time.monotonic()
+        with pytest.raises(ControlUnreachable, match="no answer in time"):
+            plane.ask(one.endpoint(), "GET", "/x", deadline_s=0.3)
+        assert time.monotonic() - started_s < 2.0
+
+
+def test_redirection_is_a_refusal_and_is_not_followed() -> None:
+    with peer(lambda connection: None) as other:
+        place = f"302 Found\r\nLocation: http://{other.address}/"
+        with peer(reply(place, b"")) as one:
+            plane = ControlPlane([one.endpoint()], TOKEN)
+            with pytest.raises(ControlRefused, match=r"^node n01: HTTP status 302$"):
+                plane.ask(one.endpoint(), "GET", "/x", deadline_s=5.0)
+        assert other.requests == []
+
+
+@pytest.mark.parametrize("host", ["a..b", "x y", "a" * 70, "\udcff"])
+def test_host_in_the_map_that_no_resolver_takes_is_a_node_that_cannot_be_reached(
+    host: str,
+) -> None:
+    odd = ControlEndpoint(node="n01", address=f"{host}:80")
+    with pytest.raises(ControlUnreachable) as caught:
+        ControlPlane([odd], TOKEN).ask(odd, "GET", "/x", deadline_s=1.0)
+    assert not caught.value.is_sent
+
+
+@pytest.mark.parametrize("policy", [None, {"format": 2}, DEFAULT_POLICY.to_values()])
+def test_change_that_is_answered_with_something_else_may_have_been_made(policy: object) -> None:
+    with peer(reply("200 OK", json.dumps({"policy": policy}).encode())) as one:
+        plane = ControlPlane([one.endpoint()], TOKEN)
+        with pytest.raises(ChangeNotUnderstood, match="look at `cachalot policy log`") as caught:
+            send_change(plane, "PUT", "/api/policy", {})
+    assert caught.value.exit_code == 4
+
+
 def test_next_node_is_asked_when_the_first_is_not_there() -> None:
     gone = ControlEndpoint(node="n01", address=free_address())
     with peer(reply("200 OK", b'{"from": 2}')) as two:
@@ -263,7 +312,8 @@ def test_control_option_is_read_as_written(text: str, address: str) -> None:
     "text",
     [
         *("", "x", "https://localhost:1", "http://localhost", "http://localhost:b"),
-        *("http://localhost:1/path", "http://localhost:99999"),
+        *("http://localhost:1/path", "http://localhost:99999", "http://localhost:1/?a"),
+        *("a..b:80", "x y:80", "a" * 70 + ":80", "\udcff:80", "user:secret@localhost:80"),
     ],
 )
 def test_control_option_that_is_no_address_is_refused(text: str) -> None:

@@ -74,6 +74,24 @@ def test_static_files_do_not_lead_out_of_their_folder(api: ControlApi) -> None:
         assert (api.ask("GET", path, token=None)).status == 404
 
 
+def test_wrong_tokens_are_logged_now_and_then_and_never_shown(
+    api: ControlApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask_wrongly(times: int) -> None:
+        for _ in range(times):
+            assert (api.ask("GET", "/api/status", token="guessed-token")).status == 401
+
+    monkeypatch.setattr(gate, "REFUSALS_LOGGED_EVERY_S", 0.0)
+    ask_wrongly(1)
+    monkeypatch.setattr(gate, "REFUSALS_LOGGED_EVERY_S", 60.0)
+    caplog.clear()
+    ask_wrongly(5)
+    assert caplog.messages == []
+    monkeypatch.setattr(gate, "REFUSALS_LOGGED_EVERY_S", 0.0)
+    ask_wrongly(1)
+    assert caplog.messages == ["control: token missing or wrong from=127.0.0.1 requests=6"]
+
+
 def test_token_in_the_address_does_not_count(api: ControlApi) -> None:
     assert (api.ask("GET", f"/api/status?token={TOKEN}", token=None)).status == 401
 
@@ -197,6 +215,24 @@ async def test_too_many_connections_are_turned_away_and_the_rest_goes_on(
     for _, writer in held:
         writer.close()
         await writer.wait_closed()
+    assert (api.ask("GET", "/healthz")).status == 200
+
+
+async def test_connections_that_say_nothing_do_not_take_all_descriptors(
+    api: ControlApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (api.ask("GET", "/healthz")).status == 200
+    monkeypatch.setattr(http_server, "CONNECTIONS_OPEN_MAX", 4)
+    held = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(7)]
+    endings = [asyncio.create_task(reader.read()) for reader, _ in held]
+    async with asyncio.timeout(http_server.HEAD_DEADLINE_S / 2):
+        while sum(ending.done() for ending in endings) < 3:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert sum(ending.done() for ending in endings) == 3
+    for _, writer in held:
+        writer.close()
+    await asyncio.gather(*endings, return_exceptions=True)
     assert (api.ask("GET", "/healthz")).status == 200
 
 

@@ -117,6 +117,19 @@ def test_ttl_is_changed_on_all_nodes_within_five_seconds_and_taken_back(
     assert f"(undoes version {before['version'] + 1})" in log
 
 
+def test_bytes_of_each_class_are_shown(cluster: LocalCluster) -> None:
+    held = run_json(cluster, "ttl", "show")["classes"]
+    assert set(held) == {"agent", "chat"}
+    for figures in held.values():
+        assert figures["shards"] == BLOCKS * len(NODES)
+        assert figures["bytes"] >= BLOCKS * BLOCK_BYTES * 3 // 2
+    lines = run(cluster, "ttl", "show").stdout.splitlines()
+    assert lines[0].split() == ["class", "ttl", "shards", "bytes"]
+    assert lines[1].split()[:4] == ["agent", "3", "d", str(BLOCKS * len(NODES))]
+    assert run_json(cluster, "status")["classes"] == held
+    assert "\nstored: agent " in run(cluster, "status").stdout
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
@@ -134,7 +147,10 @@ def test_ttl_is_changed_on_all_nodes_within_five_seconds_and_taken_back(
         (("settings", "set", "scrub_is_on", "1"), "on or off"),
         (("settings", "set", "evict_slots_per_s", "1GiB"), "a whole number"),
         (("drain", "n99"), "one of the map: n01, n02, n03"),
+        (("drain", "n\udcff", "--wait-s", "0"), "one of the map: n01, n02, n03"),
         (("gc", "run", "--node", "n99"), "one of the map: n01, n02, n03"),
+        (("gc", "run", "--node", "n01", "--control", "h:1"), "one of them: a worker evicts from"),
+        (("gc", "run", "--control", "a..b:80"), "HOST:PORT of an HTTP server"),
     ],
 )
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["", "dry run"])
@@ -233,6 +249,9 @@ def test_wrong_and_missing_tokens_are_told_apart(cluster: LocalCluster, tmp_path
     assert "the control API refuses the token" in line
     line = one_line(run(cluster, "policy", "undo", "--token-file", tmp_path / "none", code=2))
     assert "No such file" in line
+    for words in (("verify",), ("gc", "run"), ("inspect", "ab" * 32), ("drain", "n01")):
+        line = one_line(run(cluster, *words, "--token-file", wrong, code=2))
+        assert "the control API refuses the token" in line
     said = run_json(cluster, "status", "--token-file", tmp_path / "none")
     assert {node["worker"] for node in said["nodes"]} == {"no access"}
     assert said["nodes_alive"] == 3
@@ -378,6 +397,15 @@ def test_drain_says_when_the_node_may_be_stopped_and_is_undone(cluster: LocalClu
     one_line(run(cluster, "drain", "n02", "--undo", code=2))
 
 
+def test_drain_that_could_not_be_watched_is_not_begun(cluster: LocalCluster) -> None:
+    version = run_json(cluster, "ttl", "show")["version"]
+    control = cluster.map.node_by_name["n01"].control
+    assert control is not None
+    line = one_line(run(cluster, "drain", "n02", "--control", control, code=2))
+    assert f"{control}, which is of n01, expected the control API of n02" in line
+    assert run_json(cluster, "ttl", "show")["version"] == version
+
+
 def test_drain_that_is_not_done_in_time_ends_with_8(cluster: LocalCluster) -> None:
     # While another node is down, a block may have too few shards without the draining one.
     cluster.kill("n03", signal.SIGKILL)
@@ -425,6 +453,9 @@ def test_commands_without_a_worker_say_what_is_missing(running: Path) -> None:
     tried = cachalot_here("ttl", "set", "chat", "5d", "--dry-run", *words, code=0)
     assert "TTL of chat: 7 d -> 5 d (dry run" in tried.stdout
     assert "what would go because of it is not known" in tried.stderr
+    tried = cachalot_here("ttl", "set", "chat", "5d", "--dry-run", "--json", *words, code=0)
+    assert json.loads(tried.stdout)["would_go"] is None
+    assert "what would go because of it is not known: no gc_worker" in tried.stderr
     for change in (
         ("ttl", "set", "chat", "5d"),
         ("policy", "undo"),

@@ -4,13 +4,21 @@ import os
 import signal
 import struct
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import BlockLayout, Namespace, Section, StoreClient
+from kvstore.client import (
+    BlockingStoreClient,
+    BlockLayout,
+    Namespace,
+    Section,
+    StoreClient,
+)
 from tests.kvstore.admin.command_line import (
     COMMAND,
     ROOT,
@@ -72,9 +80,17 @@ def test_status_counts_blocks_reads_and_rejected_shards(folder: Path) -> None:
     with LocalCluster.start(folder, nodes=3, k=2, m=1, target_size_bytes=8 << 20) as cluster:
         with StoreClient.open(cluster.cluster_path) as store:
             assert store.save(namespace, keys, data).stored == BLOCKS
+            # One node of three may still be writing when a block counts as stored.
+            wait_until(lambda: count(store, "blocks") == 3 * BLOCKS)
             flip_stored_bytes(cluster, "n01")
             flip_stored_bytes(cluster, "n02")
-            store.fetch(namespace, keys, into)
+
+            def is_damage_found() -> bool:
+                store.fetch(namespace, keys, into)
+                return count(store, "rejected_shards") > 0
+
+            # A client reports damage behind the fetch that met it, and nobody waits for that.
+            wait_until(is_damage_found)
         said = cachalot_json("status", "--cluster", cluster.cluster_path)
     nodes = {node["node"]: node for node in said["nodes"]}
     assert nodes["n03"]["blocks"] == BLOCKS
@@ -83,6 +99,19 @@ def test_status_counts_blocks_reads_and_rejected_shards(folder: Path) -> None:
     assert sum(node["reads"] for node in said["nodes"]) >= 2
     assert sum(node["rejected_shards"] for node in said["nodes"]) >= 1
     assert all(node["uptime_s"] > 0 for node in said["nodes"])
+
+
+def wait_until(is_so: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
+    due_s = time.monotonic() + deadline_s
+    while not is_so():
+        assert time.monotonic() < due_s
+        time.sleep(0.02)
+
+
+def count(store: BlockingStoreClient, name: str) -> int:
+    """A figure of all targets together."""
+    targets = [one for report in store.node_reports() for one in report.statistics["targets"]]
+    return sum(target[name] for target in targets)
 
 
 def flip_stored_bytes(cluster: LocalCluster, node: str) -> None:

@@ -84,6 +84,8 @@ class Served:
 
     cluster: LocalCluster
     token: str
+    stored: RandomBlocks
+    absent: RandomBlocks
 
     def address(self, node: str = "n01") -> str:
         control = self.cluster.map.node_by_name[node].control
@@ -121,20 +123,29 @@ def count_hits(served: Served) -> float:
     return float(sum(row[place] for row in history["tiers"][0]["rows"]))
 
 
-def use_blocks(served: Served, blocks: RandomBlocks, absent: RandomBlocks) -> bool:
-    """Fetch all blocks and miss the absent ones; whether a sample has seen hits then.
+def has_hits(served: Served) -> bool:
+    """Whether a sample has seen hits.
 
-    What a client tells at its end is lost if the node is too busy to take it in half a second.
+    What a client tells at its end is lost if the node is too busy to take it in half a second: it
+    is done again then.
     """
+    due_s = time.monotonic() + SAMPLED_WITHIN_S
+    while count_hits(served) == 0 and time.monotonic() < due_s:
+        time.sleep(0.1)
+    if count_hits(served) > 0:
+        return True
+    fetch_and_miss(served)
+    return False
+
+
+def fetch_and_miss(served: Served) -> None:
+    """Fetch all blocks, and ask for others that are not there."""
+    blocks, absent = served.stored, served.absent
     client = BlockingStoreClient(served.cluster.cluster_path)
     target = blocks.empty_target()
     assert client.fetch(blocks.namespace, blocks.keys, target.blocks).blocks == STORED
     assert client.match(absent.namespace, absent.keys) == 0
     client.close()
-    due_s = time.monotonic() + SAMPLED_WITHIN_S
-    while count_hits(served) == 0 and time.monotonic() < due_s:
-        time.sleep(0.1)
-    return count_hits(served) > 0
 
 
 def count_missed(served: Served) -> int:
@@ -157,7 +168,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         folder, nodes=NODES, k=2, m=1, target_size_bytes=8 << 20, gc=True
     ) as up:
         token = default_token_path(up.cluster_path).read_text().strip()
-        served = Served(up, token)
+        served = Served(up, token, blocks, absent)
         client = BlockingStoreClient(up.cluster_path)
         saved = client.save(blocks.namespace, blocks.keys, blocks.sources, ttl_class="agent")
         assert saved.stored == STORED
@@ -166,9 +177,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         up.workers.kill("n01")
         served.start_workers()
         wait_until("a first sample", lambda: served.ask("/api/history")["tiers"][0]["rows"])
-        wait_until("hits in the history", partial(use_blocks, served, blocks, absent))
-        wait_until("a count of shards", lambda: served.ask("/api/status")["redundancy"])
+        fetch_and_miss(served)
         yield served
+
+
+@pytest.fixture(scope="module")
+def used(served: Served) -> None:
+    """Wait until the worker has seen what clients told and has counted shards.
+
+    It takes a sample every ten seconds, so the tests that need none come before.
+    """
+    wait_until("hits in the history", partial(has_hits, served))
+    wait_until("a count of shards", lambda: served.ask("/api/worker")["redundancy"])
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +203,8 @@ def page(browser: Browser) -> Iterator[Page]:
     with browser.page() as found:
         found.size(1280, 900)
         found.prefer("light")
+        # It looks again every 5 s, and later and later while nobody answers.
+        found.hasten(10)
         yield found
 
 
@@ -224,47 +246,6 @@ def tile(page: Page, name: str) -> list[str]:
     return tiles[name]
 
 
-def test_page_shows_what_the_worker_knows(page: Page, served: Served) -> None:
-    open_figures(page, served)
-    assert tile(page, "Nodes alive") == [f"{NODES} of {NODES}", "1 more may fail"]
-    hit, missed = STORED, ABSENT
-    assert tile(page, "Hit rate")[0] == f"{hit / (hit + missed) * 100:.1f} %"
-    assert tile(page, "Policy")[0] == "version 0"
-    nodes = rows_of(page, "nodes")
-    assert [row[0] for row in nodes] == ["n01", "n02", "n03"]
-    assert {row[1] for row in nodes} == {"alive"}
-    assert {row[6] for row in nodes} == {str(STORED)}
-    usage = served.ask("/api/status")["worker"]["usage"]["n01-t0"]["fraction"]
-    assert nodes[0][3] == f"{usage * 100:.1f} %"
-    assert ["agent", str(STORED)] in [row[:2] for row in rows_of(page, "ages")]
-    assert ["agent", "3 d", f"{NODES * STORED}"] in [row[:3] for row in rows_of(page, "policy")]
-    misses = page.text("#misses")
-    assert count_missed(served) >= ABSENT * BLOCK_TOKENS
-    assert f"tokens: not stored\n{count_missed(served):,}" in misses
-    assert "keys: never stored" in misses
-    for name in ("light", "dark"):
-        page.prefer(name)
-        page.screenshot(ARTIFACTS / f"page-{name}.png")
-        assert (ARTIFACTS / f"page-{name}.png").stat().st_size > 20_000
-    assert page.complaints == []
-
-
-def test_chart_has_the_points_of_the_history(page: Page, served: Served) -> None:
-    open_figures(page, served)
-    marks = "document.querySelectorAll('#hit-chart path, #hit-chart circle').length"
-    assert page.evaluate(marks) >= 1
-    label = page.evaluate("document.getElementById('hit-chart').getAttribute('aria-label')")
-    assert label == "Hit rate over the last 1 h: 75.0 %"
-    page.click("#windows button:last-child")
-    label = page.evaluate("document.getElementById('hit-chart').getAttribute('aria-label')")
-    assert label == "Hit rate over the last 1 d: 75.0 %"
-    assert page.text("#windows [aria-pressed=true]") == "24 h"
-    page.click("summary")
-    shares = {row[1] for row in rows_of(page, "history-table")}
-    assert "75.0 %" in shares
-    assert page.complaints == []
-
-
 def test_page_asks_nobody_but_its_worker(page: Page, served: Served) -> None:
     open_figures(page, served)
     assert page.urls
@@ -302,35 +283,6 @@ def test_token_stays_in_its_tab_until_it_is_forgotten(page: Page, served: Served
     assert page.evaluate("sessionStorage.length") == 0
     assert "n01" not in page.text()
     assert not page.evaluate("document.getElementById('sign-in').hidden")
-
-
-def test_page_says_when_its_worker_is_gone_and_goes_on_when_it_is_back(
-    page: Page, served: Served
-) -> None:
-    open_figures(page, served, "n02")
-    served.cluster.workers.kill("n02")
-    page.wait_for("document.getElementById('alert').innerText.includes('does not answer')")
-    assert page.text("#connection") == "Not connected"
-    assert "What is shown is of" in page.text("#alert")
-    # The last figures stay, and are marked as old.
-    assert page.evaluate("document.getElementById('figures').classList.contains('stale')")
-    assert len(rows_of(page, "nodes")) == NODES
-    page.screenshot(ARTIFACTS / "page-worker-down.png")
-    served.start_workers()
-    page.wait_for("document.getElementById('alert').hidden", deadline_s=60.0)
-    assert page.text("#connection").startswith("As of")
-
-
-def test_page_says_which_node_is_down_and_what_that_means(page: Page, served: Served) -> None:
-    served.cluster.kill("n03")
-    try:
-        open_figures(page, served)
-        page.wait_for("document.querySelector('#nodes tbody tr:last-child .bad')")
-        assert rows_of(page, "nodes")[2][1].startswith("down: ")
-        assert tile(page, "Nodes alive") == [f"{NODES - 1} of {NODES}", "no further one may fail"]
-    finally:
-        served.cluster.restart_node("n03")
-    page.wait_for("!document.querySelector('#nodes tbody .bad')", deadline_s=30.0)
 
 
 def test_redundancy_is_shown_by_number_of_shards(page: Page, scripted: ControlApi) -> None:
@@ -412,6 +364,78 @@ def test_theme_is_what_the_system_prefers_until_one_is_chosen(page: Page, served
     page.click("#theme")
     page.prefer("light")
     assert page.evaluate(ground) == dark
+
+
+@pytest.mark.usefixtures("used")
+def test_page_shows_what_the_worker_knows(page: Page, served: Served) -> None:
+    open_figures(page, served)
+    assert tile(page, "Nodes alive") == [f"{NODES} of {NODES}", "1 more may fail"]
+    hit, missed = STORED, ABSENT
+    assert tile(page, "Hit rate")[0] == f"{hit / (hit + missed) * 100:.1f} %"
+    assert tile(page, "Policy")[0] == "version 0"
+    nodes = rows_of(page, "nodes")
+    assert [row[0] for row in nodes] == ["n01", "n02", "n03"]
+    assert {row[1] for row in nodes} == {"alive"}
+    assert {row[6] for row in nodes} == {str(STORED)}
+    usage = served.ask("/api/status")["worker"]["usage"]["n01-t0"]["fraction"]
+    assert nodes[0][3] == f"{usage * 100:.1f} %"
+    assert ["agent", str(STORED)] in [row[:2] for row in rows_of(page, "ages")]
+    assert ["agent", "3 d", f"{NODES * STORED}"] in [row[:3] for row in rows_of(page, "policy")]
+    misses = page.text("#misses")
+    assert count_missed(served) >= ABSENT * BLOCK_TOKENS
+    assert f"tokens: not stored\n{count_missed(served):,}" in misses
+    assert "keys: never stored" in misses
+    for name in ("light", "dark"):
+        page.prefer(name)
+        page.screenshot(ARTIFACTS / f"page-{name}.png")
+        assert (ARTIFACTS / f"page-{name}.png").stat().st_size > 20_000
+    assert page.complaints == []
+
+
+@pytest.mark.usefixtures("used")
+def test_chart_has_the_points_of_the_history(page: Page, served: Served) -> None:
+    open_figures(page, served)
+    marks = "document.querySelectorAll('#hit-chart path, #hit-chart circle').length"
+    assert page.evaluate(marks) >= 1
+    label = page.evaluate("document.getElementById('hit-chart').getAttribute('aria-label')")
+    assert label == "Hit rate over the last 1 h: 75.0 %"
+    page.click("#windows button:last-child")
+    label = page.evaluate("document.getElementById('hit-chart').getAttribute('aria-label')")
+    assert label == "Hit rate over the last 1 d: 75.0 %"
+    assert page.text("#windows [aria-pressed=true]") == "24 h"
+    page.click("summary")
+    shares = {row[1] for row in rows_of(page, "history-table")}
+    assert "75.0 %" in shares
+    assert page.complaints == []
+
+
+def test_page_says_when_its_worker_is_gone_and_goes_on_when_it_is_back(
+    page: Page, served: Served
+) -> None:
+    open_figures(page, served, "n02")
+    served.cluster.workers.kill("n02")
+    page.wait_for("document.getElementById('alert').innerText.includes('does not answer')")
+    assert page.text("#connection") == "Not connected"
+    assert "What is shown is of" in page.text("#alert")
+    # The last figures stay, and are marked as old.
+    assert page.evaluate("document.getElementById('figures').classList.contains('stale')")
+    assert len(rows_of(page, "nodes")) == NODES
+    page.screenshot(ARTIFACTS / "page-worker-down.png")
+    served.start_workers()
+    page.wait_for("document.getElementById('alert').hidden", deadline_s=60.0)
+    assert page.text("#connection").startswith("As of")
+
+
+def test_page_says_which_node_is_down_and_what_that_means(page: Page, served: Served) -> None:
+    served.cluster.kill("n03")
+    try:
+        open_figures(page, served)
+        page.wait_for("document.querySelector('#nodes tbody tr:last-child .bad')")
+        assert rows_of(page, "nodes")[2][1].startswith("down: ")
+        assert tile(page, "Nodes alive") == [f"{NODES - 1} of {NODES}", "no further one may fail"]
+    finally:
+        served.cluster.restart_node("n03")
+    page.wait_for("!document.querySelector('#nodes tbody .bad')", deadline_s=30.0)
 
 
 def test_page_shows_what_was_evicted_and_who_changed_the_policy(page: Page, served: Served) -> None:

@@ -1,5 +1,10 @@
 """Which workers run, and the redundancy of all blocks from what each of them counted."""
 
+import asyncio
+import socket
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +18,13 @@ from kvstore.admin.worker_status import (
     Redundancy,
     WorkerState,
     add_up_redundancy,
+    ask_workers,
     describe_workers,
     parse_redundancy,
 )
 from kvstore.cluster.entities import ClusterMap
 from kvstore.errors import StoreError
+from tests.kvstore.admin.test_control_client import peer
 
 K, M = 4, 2
 
@@ -30,6 +37,34 @@ def make_map() -> ClusterMap:
 def answer(blocks_by_shards: list[int], **more: object) -> dict[str, Any]:
     report = {"blocks_by_shards": blocks_by_shards, "started_at_s": 100, "duration_s": 5.0, **more}
     return {"at_s": 165, "redundancy": report}
+
+
+def test_silent_workers_are_given_up_at_once_when_the_command_is_interrupted(
+    tmp_path: Path,
+) -> None:
+    is_over = threading.Event()
+
+    def hold(connection: socket.socket) -> None:
+        is_over.wait(30.0)
+
+    async def interrupted(port: int, is_asked: threading.Event) -> None:
+        shape = LocalShape(nodes=1, code=make_code("code", 1, 0), target_size_bytes=1 << 30)
+        one = plan_local_map(shape, cluster="ab" * 16, ports=[1], control_ports=[port])
+        asking = asyncio.create_task(ask_workers(one, tmp_path / "cluster.toml", None, 30.0))
+        while not is_asked.is_set():
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait([asking], timeout=5.0)
+        assert asking.cancelled()
+
+    with peer(hold) as silent:
+        is_asked = threading.Event()
+        silent.on_request = is_asked.set
+        started_s = time.monotonic()
+        asyncio.run(interrupted(int(silent.address.rpartition(":")[2]), is_asked))
+        # The loop has waited for its threads.
+        assert time.monotonic() - started_s < 10.0
+        is_over.set()
 
 
 def test_counts_of_all_workers_are_added_up() -> None:

@@ -3,11 +3,15 @@
 import errno
 import os
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from kvstore.node.disk import OsDisk
 from kvstore.node.server import ServerSettings
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
@@ -82,15 +86,88 @@ def test_time_of_another_shard_is_not_believed(tmp_path: Path, rng: random.Rando
     driven.close()
 
 
-def test_no_shard_counts_as_older_than_it_is(tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_repaired_shard_is_not_made_younger_by_a_start(
+    tmp_path: Path, rng: random.Random, is_killed: bool
+) -> None:
+    driven = DrivenNode(tmp_path / "t")
+    used_s = int(driven.clock.unix_s) - 80_000
+    shards = [replace(shard, last_used_s=used_s) for shard in make_shards(rng, 5, SHARD_BYTES)]
+    driven.write(shards)
+    assert ages_s(driven, shards) == [80_000] * 5
+    if is_killed:
+        note(driven)
+        driven.crash()
+    else:
+        driven.close()
+    driven.open()
+    assert ages_s(driven, shards) == [80_000] * 5
+    driven.close()
+
+
+class RacedColumn(np.ndarray[tuple[int], np.dtype[np.uint32]]):
+    """A column in which something happens while it is copied."""
+
+    meanwhile: Callable[[], object]
+
+    def tobytes(self, order: Literal["A", "C", "F", "K"] | None = "C") -> bytes:
+        copied = super().tobytes(order)
+        self.meanwhile()
+        return copied
+
+
+def test_shard_that_is_written_during_a_round_is_not_older_than_it_is(
+    tmp_path: Path, rng: random.Random
+) -> None:
     driven = DrivenNode(tmp_path / "t")
     shards = write_and_use(driven, rng)
-    segment, slot = driven.target.index.resolve(driven.target.index.get(shards[0].key))
-    segment.columns.last_used_s[slot] = 5
+    others = make_shards(rng, 5, SHARD_BYTES)
+
+    def replace_first_shards() -> None:
+        driven.forget(keys_of(shards[:5]))
+        driven.clock.advance(10_000)
+        driven.write(others)
+
+    columns = driven.target.space.segments[0].columns
+    plain = columns.last_used_s
+    raced = plain.view(RacedColumn)
+    raced.meanwhile = replace_first_shards
+    columns.last_used_s = raced
     note(driven)
+    columns.last_used_s = plain
+    assert driven.target.index.find(keys_of(others)) == [0, 1, 2, 3, 4]
     driven.crash()
     driven.open()
-    assert ages_s(driven, shards[:1]) == [1000]
+    assert ages_s(driven, others) == [0] * 5
+    assert ages_s(driven, shards[5:20]) == [10_000] * 5 + [11_000] * 10
+    driven.close()
+
+
+class KeepingDisk(OsDisk):
+    """A disk that removes nothing."""
+
+    def remove(self, path: Path) -> None:
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "no such file")
+        raise OSError(errno.EROFS, "read-only file system")
+
+
+def test_file_that_cannot_be_removed_ends_neither_the_node_nor_its_start(
+    tmp_path: Path, rng: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
+    driven = DrivenNode(tmp_path / "t")
+    write_and_use(driven, rng)
+    note(driven)
+    segments = list(driven.target.space.segments.values())
+    # As if one of them had gone.
+    driven.target.access_times.write(KeepingDisk(), segments[1:])
+    assert "access times not written" in caplog.text
+    (driven.folder / "segment-000099.used").write_bytes(b"x")
+    driven.target.access_times.read(KeepingDisk(), segments)
+    assert "access times not used" in caplog.text
+    # What could not be removed is tried again.
+    driven.target.access_times.write(driven.disk, segments[1:])
+    assert driven.folder / "segment-000000.used" not in used_files(driven)
     driven.close()
 
 

@@ -242,3 +242,21 @@ def test_statistics_say_what_went_why_and_how_old(driven: DrivenNode, rng: rando
         **{"never_stored": 1, "expired": 1, "evicted": 2, "orphaned": 1},
         **{"rejected": 0, "forgotten": 0},
     }
+
+
+def test_each_shard_goes_for_its_own_reason(driven: DrivenNode, rng: random.Random) -> None:
+    shards = make_shards(rng, 3, SHARD_BYTES)
+    driven.write(shards)
+    used_s = now_s(driven)
+    places = [place(driven, shard) for shard in shards]
+    # The first one stays, and the others stand in the request in another order than in the file.
+    kept, last, middle = ((*places[i], used_s - (i == 0)) for i in (0, 2, 1))
+    assert driven.evict([(*kept, ORPHANED), (*last, EXPIRED), (*middle, LEAST_USED)]) == [
+        EvictOutcome.USED,
+        EvictOutcome.EVICTED,
+        EvictOutcome.EVICTED,
+    ]
+    assert driven.target_stat()["evicted"] == {"expired": 1, "least_used": 1, "orphaned": 0}
+    driven.match([shards[2].key])
+    reasons = driven.target_stat()["misses_by_reason"]
+    assert (reasons["expired"], reasons["evicted"]) == (1, 0)

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstore.node import index as index_module
-from kvstore.node.index import SlotIndex
+from kvstore.node import slot_table as slot_table_module
+from kvstore.node.index import MANY_KEYS, SlotIndex
 from kvstore.node.segment import ABSENT, ReadWay, Segment, SegmentShape
 from kvstore.node.slot import SlotGeometry
+from kvstore.node.slot_table import KeyHash, SlotTable
 from kvstore.node.space import plan_runs
 
 SLOTS = 64
@@ -187,3 +189,53 @@ def test_rebuild_keeps_the_newer_of_two_slots_with_one_key(rng: random.Random) -
     assert sorted(losers) == [*range(first, first + 5), *range(second + 5, second + 10)]
     assert index.find(keys) == [*range(second, second + 5), *range(first + 5, first + 10)]
     assert len(index) == 10
+
+
+def test_index_tells_keys_apart_that_look_alike_in_its_table(rng: random.Random) -> None:
+    index, (segment,) = make_index(1)
+    keys = make_keys(rng, SLOTS)
+    index.put(keys, segment, 0)
+    table, key_hash = SlotTable(SLOTS), KeyHash(11)
+    ours = {table.place(key_hash.one(key)) for key in keys}
+    words = np.frombuffer(rng.randbytes(32 * 400_000), np.uint64).reshape(-1, 4)
+    homes, tags = table._place_many(key_hash.many(words))
+    numbers = np.isin(homes << np.uint64(24) | tags, [home << 24 | tag for home, tag in ours])
+    alike = [words[row].tobytes() for row in np.flatnonzero(numbers)]
+    assert len(alike) >= 10
+    assert all(index.get(key) == ABSENT for key in alike)
+    assert index.find_runs(b"".join(make_keys(rng, 40) + alike)) == []
+    mixed = [key for pair in zip(alike, keys, strict=False) for key in pair]
+    asked = make_keys(rng, 40) + mixed
+    assert index.contains_each(asked).tolist() == [key in set(keys) for key in asked]
+
+
+def test_index_replaces_many_keys_at_once(rng: random.Random) -> None:
+    index, (one, other) = make_index(2)
+    keys = make_keys(rng, MANY_KEYS + 10)
+    index.put(keys[:30], one, 3)
+    shuffled = rng.sample(keys, len(keys))
+    before = index.put(shuffled, other, 7)
+    first = one.shape.first_location + 3
+    assert sorted(before) == list(range(first, first + 30))
+    assert len(index) == len(keys)
+    assert index.find(shuffled) == [other.shape.first_location + 7 + i for i in range(len(keys))]
+    assert not one.columns.status.any()
+
+
+def test_index_takes_a_larger_table_when_entries_lie_too_far_from_home(
+    rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_table_module, "DISTANCE_MAX", 4)
+    index, (segment,) = make_index(1, slot_count=4096)
+    keys = make_keys(rng, 4096)
+    sizes = set()
+    for at in range(0, 4096, 64):
+        index.put(keys[at : at + 64], segment, at)
+        sizes.add(index.export_table().keys_max)
+    assert max(sizes) > 4096
+    assert len(index) == 4096
+    assert index.find(keys) == [segment.shape.first_location + i for i in range(4096)]
+    assert (
+        index.drop_each(keys[::2]) == [segment.shape.first_location + i for i in range(4096)][::2]
+    )
+    assert len(index) == 2048

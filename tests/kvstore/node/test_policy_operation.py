@@ -1,6 +1,7 @@
 """POLICY: a node keeps the newest document it is shown, also over a restart."""
 
 import errno
+import json
 import logging
 import random
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import InvalidArgument
+from kvstore.node.answers import Request, refuse
 from kvstore.node.disk import OsDisk
+from kvstore.node.effects import NeedTurn, Send
 from kvstore.node.policy_store import (
     FILE_BYTES_MAX,
     POLICY_NAME,
@@ -20,7 +23,7 @@ from kvstore.node.policy_store import (
     parse_policy_file,
 )
 from kvstore.retention import DEFAULT_POLICY, RetentionPolicy
-from kvstore.wire import Op, Status, WriteOutcome
+from kvstore.wire import KIND_REQUEST, Op, Status, WriteOutcome, pack_frame, parse_header
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import keys_of, make_shards
@@ -166,6 +169,23 @@ def test_policy_file_is_not_believed_when_a_byte_is_another(at: int, flip: int) 
         return
 
 
+@pytest.mark.parametrize(
+    "change", [{"ttl_s": {"\ud800": 1}}, {"\udfff": 1}, {"draining": ["\ud801"]}]
+)
+def test_node_refuses_a_document_with_half_of_a_surrogate_pair(
+    driven: DrivenNode, change: dict[str, object]
+) -> None:
+    body = json.dumps({**DEFAULT_POLICY.to_values(), **change}).encode()
+    assert driven.ask(Op.POLICY, body, len(body)).status is Status.BAD_REQUEST
+    assert ask(driven) == DEFAULT_POLICY
+
+
+def test_refusal_can_be_sent_whatever_text_it_quotes(driven: DrivenNode) -> None:
+    request = Request(parse_header(pack_frame(Op.POLICY, KIND_REQUEST, request_id=5)), b"", 0.0)
+    answer = driven.run(refuse(driven.node, request, Status.BAD_REQUEST, "given \ud800"))
+    assert (answer.status, answer.body) == (Status.BAD_REQUEST, b"given \\ud800")
+
+
 def test_policy_file_is_read_only_when_it_can_be_one(tmp_path: Path) -> None:
     (tmp_path / POLICY_NAME).write_bytes(b" " * (FILE_BYTES_MAX + 1))
     assert PolicyStore(tmp_path, OsDisk()).current == DEFAULT_POLICY
@@ -203,3 +223,17 @@ def test_draining_node_takes_no_shards_and_gives_those_it_has(
 def test_node_is_not_drained_by_another_ones_name(driven: DrivenNode, rng: random.Random) -> None:
     ask(driven, DEFAULT_POLICY.with_draining("n011", True, who="a test", why="to see", at_s=1))
     assert driven.write(make_shards(rng, 1, SHARD_BYTES)) == [WriteOutcome.STORED]
+
+
+def test_policy_that_became_old_while_it_waited_is_not_taken(driven: DrivenNode) -> None:
+    older = policy_with_ttl(3600)
+    newer = policy_with_ttl(7200, after=older)
+    body = older.to_json()
+    waiting = driven.begin(Op.POLICY, body=body, count=len(body))
+    turn = next(waiting)
+    assert isinstance(turn, NeedTurn)
+    assert ask(driven, newer) == newer
+    assert turn.turn.try_take()
+    assert isinstance(waiting.send(True), Send)
+    assert ask(driven) == newer
+    assert parse_policy_file((driven.folder / POLICY_NAME).read_bytes()) == newer

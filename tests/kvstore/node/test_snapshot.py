@@ -439,3 +439,19 @@ def test_unfinished_snapshot_is_removed_at_the_start(
         check_reads_of_another_start(driven, shards)
     assert not caplog.records
     assert len(snapshots(tmp_path)) == 1
+
+
+def test_stop_on_a_disk_that_does_not_sync_leaves_no_snapshot(
+    tmp_path: Path, rng: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FaultyDisk()
+    driven = make_node(tmp_path, disk)
+    shards = fill(driven, rng)
+    disk.refuse = {"sync": errno.EIO}
+    driven.close()
+    assert "sync failed" in caplog.text
+    assert snapshots(tmp_path) == []
+    disk.refuse = {}
+    driven.open()
+    check_all_here(driven, shards)
+    driven.close()

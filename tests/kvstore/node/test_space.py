@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.node import space as space_module
+from kvstore.node.index import HANDLES_MAX
 from kvstore.node.segment import SLOTS_PER_SEGMENT_MAX, ReadWay, Segment, SegmentShape
 from kvstore.node.slot import SlotGeometry
 from kvstore.node.space import (
     REFUSED_SEGMENT_BYTES_MIN,
+    SEGMENTS_PER_TARGET_MAX,
     Growth,
     SlotSpace,
     file_bytes,
@@ -88,6 +92,44 @@ def fill(space: SlotSpace, geometry: SlotGeometry) -> list[Segment]:
         segments.append(segment)
         space.take(geometry, segment.shape.slot_count)
     return segments
+
+
+def test_large_space_has_longer_segments_than_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_module, "SEGMENTS_PER_TARGET_MAX", 64)
+    space = make_space(capacity_bytes=64 * MIB, segment_bytes=MIB // 8)
+    segments = fill(space, LARGE)
+    assert len(segments) <= 40
+    assert sum(segment.shape.file_bytes for segment in segments) > 63 * MIB
+    assert SEGMENTS_PER_TARGET_MAX < HANDLES_MAX
+
+
+def test_space_has_a_bounded_number_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_module, "SEGMENTS_PER_TARGET_MAX", 16)
+    space = make_space(capacity_bytes=64 * MIB, segment_bytes=MIB)
+    while growth := space.plan_growth(SMALL):
+        # The disk is nearly full, so segments are short.
+        while (smaller := space.plan_smaller_growth(growth.shape)) is not None:
+            growth = smaller
+        segment = make_segment(growth.shape)
+        space.add(segment, [])
+    assert len(space.segments) == 16
+    space.give(segment, 0, segment.shape.slot_count)
+    growth = space.plan_growth(LARGE)
+    assert growth is not None
+    assert growth.removed == (segment,)
+
+
+def test_space_finds_segments_in_the_order_of_their_numbers() -> None:
+    space = make_space()
+    segments = fill(space, SMALL)
+    space.give(segments[2], 0, segments[2].shape.slot_count)
+    grow(space, LARGE)
+    numbers = sorted(space.segments)
+    assert segments[2].shape.number not in numbers
+    for number in range(-1, max(numbers) + 3):
+        expected = next((one for one in numbers if one >= number), None)
+        found = space.first_from(number)
+        assert (None if found is None else found.shape.number) == expected
 
 
 def test_space_gives_a_wholly_free_segment_to_another_size_when_full() -> None:

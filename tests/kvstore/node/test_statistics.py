@@ -188,3 +188,10 @@ def test_served_requests_are_measured_to_the_end_of_their_answer(
         }
         assert 0 < latency["match"]["sum_s"] <= time.monotonic() - begun_s
         assert client.stat()["requests_last_s"] >= 0
+
+
+def test_node_stays_when_what_it_would_show_is_too_long(driven: DrivenNode) -> None:
+    driven.node.targets = dict.fromkeys(range(2000), driven.target)
+    assert driven.ask(Op.STAT).status is wire.Status.BUSY
+    driven.node.targets = {0: driven.target}
+    assert driven.stat()["busy_refusals"] == 1

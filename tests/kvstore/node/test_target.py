@@ -64,3 +64,19 @@ def test_ttl_classes_keep_their_numbers_and_share_the_last(
         driven.close()
         driven.open()
     driven.close()
+
+
+def test_target_that_became_smaller_does_not_rebuild_its_index_with_each_write(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    driven = DrivenNode(tmp_path / "t")
+    driven.write(make_shards(rng, 500, SHARD_BYTES))
+    driven.close()
+    driven.capacity_bytes = 64 << 10
+    driven.open()
+    assert driven.target.slots_possible() < 500 < driven.target.space.slot_count
+    words = driven.target.index.export_table().words
+    driven.write(make_shards(rng, 3, SHARD_BYTES))
+    assert len(driven.target.index) == 503
+    assert driven.target.index.export_table().words is words
+    driven.close()
