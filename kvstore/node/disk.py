@@ -48,6 +48,9 @@ class Disk(Protocol):
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
         """Fill `into`. FileEnds if the file ends before that."""
 
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        """Fill `into` if all of it is in memory; False if not, or if the system cannot tell."""
+
     def can_send(self, descriptor: int) -> bool:
         """Whether `send_file` works on this file, by trying it with the first byte."""
 
@@ -112,6 +115,13 @@ class OsDisk:
             if count == 0:
                 raise FileEnds(offset, len(into))
             done += count
+
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        try:
+            return os.preadv(descriptor, (into,), offset, os.RWF_NOWAIT) == len(into)
+        except OSError:
+            # Most likely EAGAIN; whatever else it is, `read` will meet it again.
+            return False
 
     def can_send(self, descriptor: int) -> bool:
         outlet, inlet = os.pipe2(os.O_CLOEXEC)

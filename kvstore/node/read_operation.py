@@ -21,9 +21,10 @@ from .. import wire
 from .answers import Request, answer, refuse
 from .buffers import Buffer
 from .disk_work import SlotRead, read_runs
-from .effects import Effect, FileUnreadable, NeedBuffer, Operation, Send, SendFile, Work
+from .effects import Effect, NeedBuffer, Operation, Send, Work
 from .freeing import free_slots
 from .node import Node
+from .read_at_once import FileAnswer, note_use
 from .space import SlotRun, plan_runs
 from .target import Target
 
@@ -158,19 +159,9 @@ def _send_from_files(job: _Read, span: _Span) -> Generator[Effect, Any, bool]:
         (run.segment.descriptor, run.segment.offset(run.first_slot), run.count * job.shard_bytes)
         for _, run in span.runs
     ]
-    _touch(job, span)
-    phase = job.target.resting.begin_sending()
-    try:
-        yield SendFile(head, pieces)
-    except FileUnreadable as error:
-        job.target.statistics.io_errors += 1
-        for _, run in span.runs:
-            run.segment.is_suspect |= run.segment.descriptor == error.descriptor
-        return False
-    finally:
-        job.target.end_sending(phase)
-        _let_go(span)
-    return True
+    runs = [(run.segment, run.first_slot, run.count) for _, run in span.runs]
+    note_use(job.target, runs)
+    return (yield from FileAnswer(job.target, head, pieces, runs).hold())
 
 
 def _join_records(span: _Span) -> bytes | memoryview:

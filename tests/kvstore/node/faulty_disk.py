@@ -93,6 +93,9 @@ class FaultyDisk(OsDisk):
                 raise OSError(errno.EIO, "unreadable")
         super().read(descriptor, into, offset)
 
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        return self.has_cache and super().read_cached(descriptor, into, offset)
+
     def can_send(self, descriptor: int) -> bool:
         return self.has_send_file and super().can_send(descriptor)
 
