@@ -302,18 +302,20 @@ class Connection:
     # Waiting --------------------------------------------------------------------------------------
 
     def _begin_waiting(self, effect: NeedBuffer | NeedTurn) -> None:
-        pool, waiter = self._node.pool, Waiter(self._serve)
+        pool = self._node.pool
         if isinstance(effect, NeedBuffer):
             is_for_write = effect.is_for_write
             buffer = pool.try_acquire(effect.size_bytes, is_for_write=is_for_write)
             if buffer is not None:
                 self._answer_with(buffer)
                 return
+            waiter = Waiter(self._serve)
             pool.wait(effect.size_bytes, waiter, is_for_write=is_for_write)
         else:
             if effect.turn.try_take():
                 self._answer_with(True)
                 return
+            waiter = Waiter(self._serve)
             effect.turn.wait(waiter)
         self._waiter = waiter
         self._wait_due_s = effect.due_s

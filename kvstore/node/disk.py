@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -69,6 +70,10 @@ class Disk(Protocol):
 
     def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> None:
         """Write all of `views`, one after the other, from `offset` on."""
+
+    def count_waits(self) -> int:
+        """How often the calling thread has gone to sleep; one that only lost its turn to others
+        has not."""
 
     def sync(self, descriptor: int) -> None:
         """Return when the file's bytes are on the device."""
@@ -158,6 +163,9 @@ class OsDisk:
                 count -= len(left.pop(0))
             if count:
                 left[0] = left[0][count:]
+
+    def count_waits(self) -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)

@@ -104,11 +104,8 @@ def plan_read_at_once(
         pieces.append((segment.descriptor, segment.offset(slot), length * shard_bytes))
         first = slot * _RECORD_BYTES
         records.append(segment.columns.part_bytes[first : first + length * _RECORD_BYTES])
-    copies: list[memoryview] = []
-    if payload_bytes <= COPIED_BYTES_MAX:
-        if not _copy_all(node, runs, pieces, copies):
-            return None
-    elif not all(segment.can_send(node.disk, slot, length) for segment, slot, length in runs):
+    copies = _copy_all(node, runs, pieces) if payload_bytes <= COPIED_BYTES_MAX else []
+    if not copies and not all(run[0].can_send(node.disk, *run[1:]) for run in runs):
         return None
     note_use(target, runs)
     target.statistics.reads += 1
@@ -119,20 +116,18 @@ def plan_read_at_once(
 
 
 def _copy_all(
-    node: Node,
-    runs: Sequence[tuple[Segment, int, int]],
-    pieces: Sequence[tuple[int, int, int]],
-    copies: list[memoryview],
-) -> bool:
-    """Puts copies of the pieces of `runs` into `copies`; False if something is not in memory."""
+    node: Node, runs: Sequence[tuple[Segment, int, int]], pieces: Sequence[tuple[int, int, int]]
+) -> list[memoryview]:
+    """Copies of the pieces of `runs`; none if one of them cannot be had without waiting."""
+    copies: list[memoryview] = []
     for (segment, _, _), (descriptor, offset, size_bytes) in zip(runs, pieces, strict=True):
         copy = bytearray(size_bytes)
         if segment.is_suspect or segment.read_way is ReadWay.THREAD:
-            return False
+            return []
         if not node.disk.read_cached(descriptor, copy, offset):
-            return False
+            return []
         copies.append(memoryview(copy))
-    return True
+    return copies
 
 
 def note_use(target: Target, runs: Sequence[tuple[Segment, int, int]]) -> None:
