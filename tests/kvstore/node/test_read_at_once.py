@@ -69,7 +69,9 @@ def test_answer_at_once_is_that_of_the_operation(
     assert type(answer) is kind
     assert sent(driven, answer) == driven.ask_read(keys, SHARD_BYTES)
     after = (statistics.reads, statistics.shards_read, statistics.read_bytes)
-    assert after == tuple(b + 2 * a for b, a in zip(before, (1, count, count * SHARD_BYTES)))
+    assert after == tuple(
+        b + 2 * a for b, a in zip(before, (1, count, count * SHARD_BYTES), strict=True)
+    )
 
 
 def test_answer_at_once_notes_the_use(driven: DrivenNode, rng: random.Random) -> None:
