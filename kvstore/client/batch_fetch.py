@@ -3,9 +3,9 @@
     choose k shards -> ask -> each arrives in place, is hashed while hot -> as soon as every block
     has k shards of one version: decode what is missing -> check the block's own checksum -> done
 
-A shard that is missing, rejected or late is replaced by asking for a further one. Late is what has
-not come when the others took half as long. What is still on its way when the batch ends is drained
-by the channels and cannot touch the caller's memory.
+A shard that is missing, rejected or late is replaced by asking for a further one. Late is what
+takes half as long again as the last one that came. What is still on its way when the batch ends is
+drained by the channels and cannot touch the caller's memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ HEDGE_MAX_S = 0.2
 HEDGE_FACTOR = 3.0
 """Further shards are asked after this many times the usual delay."""
 
-LATE_FACTOR = 2.0
+LATE_FACTOR = 1.5
 LATE_MIN_S = 0.001
 """When no more shards are missing than there is parity, those that need this many times as long as
-the others are late, and the parity is asked for. It is not asked for from the beginning: it would
-be a tenth more bytes, for the network and for the caller's processor, in every fetch."""
+the last one that came are late, and the parity is asked for. It is not asked for from the
+beginning: it would be a tenth more bytes, for the network and for the caller's processor, in every
+fetch."""
 
 REPORT_DEADLINE_S = 1.0
 GRACE_FACTOR = 0.25
@@ -82,7 +83,7 @@ class BatchFetch:
         self._done: asyncio.Future[None] = loop.create_future()
         self._end = FetchEnd.TOO_FEW_SHARDS
         self._timers: list[asyncio.TimerHandle] = []
-        self._is_lateness_timed = False
+        self._lateness: asyncio.TimerHandle | None = None
         self._is_grace_timed = False
         self._asked_at_s = 0.0
         self._deadline_s = 0.0
@@ -120,9 +121,11 @@ class BatchFetch:
             ended=FetchEnd.COMPLETE if blocks == len(self.batch) else self._end,
         )
 
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
         """Calls it, unless the batch is settled by then."""
-        self._timers.append(self._loop.call_later(delay_s, call))
+        timer = self._loop.call_later(delay_s, call)
+        self._timers.append(timer)
+        return timer
 
     def _on_deadline(self) -> None:
         self._end = FetchEnd.DEADLINE
@@ -230,12 +233,13 @@ class BatchFetch:
     def _time_lateness(self) -> None:
         """Once so few shards are missing that the others can replace them, they must not take much
         longer than those that came."""
-        few = 0 < len(self._pending) <= len(self._unasked)
-        if few and not self._is_lateness_timed and not self._is_settled:
-            self._is_lateness_timed = True
-            waited_s = self._loop.time() - self._asked_at_s
-            left_s = max((LATE_FACTOR - 1) * waited_s, LATE_MIN_S)
-            self._call_later(min(left_s, HEDGE_MAX_S), self._ask_all)
+        if self._is_settled or not 0 < len(self._pending) <= len(self._unasked):
+            return
+        if self._lateness is not None:
+            self._lateness.cancel()
+        waited_s = self._loop.time() - self._asked_at_s
+        left_s = max((LATE_FACTOR - 1) * waited_s, LATE_MIN_S)
+        self._lateness = self._call_later(min(left_s, HEDGE_MAX_S), self._ask_all)
 
     def _is_ready(self) -> bool:
         """Is it time to put blocks together? If data is missing, a little later: it may come."""

@@ -133,7 +133,7 @@ class AnswerReceiver:
 
     def _empty_inbox(self) -> None:
         """Takes whole headers and bodies out of the inbox, and what came of payloads with them."""
-        while not self._payload_left_bytes:
+        while self._end > self._start and not self._payload_left_bytes:
             header = self._header or self._next_header()
             if header is None or self._end - self._start < header.body_bytes:
                 break
