@@ -16,7 +16,7 @@ PYTEST_FLAGS ?=
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 
-.PHONY: help venv demo test lint format bench torture clean libisal
+.PHONY: help venv demo test lint format bench torture clean libisal chromium
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile \
@@ -27,7 +27,7 @@ venv: .venv/.installed ## make .venv and install everything, at the releases in 
 demo: venv ## a real model and 12 storage nodes on this machine, one of them after another broken
 	@$(BIN)/python -m demo $(DEMO_FLAGS)
 
-test: venv libisal lint ## every check: format, lint, types, import contracts, tests
+test: venv libisal chromium lint ## every check: format, lint, types, import contracts, tests
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: venv ## the checks that run nothing: format, ruff, mypy, import-linter
@@ -80,3 +80,14 @@ libisal: venv
 	fi; \
 	echo "libisal2 is not here and was not installed (that needs root and apt-get):" \
 	    "the tests of that fall-back are skipped"
+
+# The web page is tested in a real browser.
+chromium:
+	@command -v chromium >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing chromium"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+	        apt-get -qq install --yes --no-install-recommends chromium >/dev/null && exit 0; \
+	fi; \
+	echo "chromium is not here and was not installed (that needs root and apt-get):" \
+	    "the tests of the web page are skipped"

@@ -61,7 +61,10 @@ class MissingClusterMap(ClusterMapError, FileNotFoundError):
     """There is no cluster map at the path."""
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(f"no cluster map at {path}; `cachalot up --dir D` writes D/cluster.toml")
+        super().__init__(
+            f"no cluster map at {path}; `cachalot up --dir D` writes D/cluster.toml for a new"
+            " cluster; a lost map is copied back from any client or node, which have the same file"
+        )
         self.path = Path(path)
 
 
@@ -70,7 +73,8 @@ class InvalidClusterMap(ClusterMapError, ValueError):
 
     def __init__(self, path: str | Path, problems: list[str]) -> None:
         listed = "".join(f"\n  - {problem}" for problem in problems)
-        super().__init__(f"cluster map {path} has {len(problems)} mistake(s):{listed}")
+        mistakes = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        super().__init__(f"cluster map {path} has {mistakes}:{listed}")
         self.path = Path(path)
         self.problems = problems
 

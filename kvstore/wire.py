@@ -21,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 from .key import KEY_BYTES
 
 MAGIC = b"CHLT"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 
 BODY_BYTES_MAX = 1 << 20
@@ -29,6 +29,13 @@ PAYLOAD_BYTES_MAX = 32 << 20
 KEYS_PER_REQUEST_MAX = 1024
 REPORTS_PER_REQUEST_MAX = 64
 """Each reported shard makes the node read it from the disk and hash it."""
+SCAN_SLOTS_MAX = 1 << 16
+POLICY_BYTES_MAX = 1 << 16
+NOTE_BYTES_MAX = 1 << 14
+READ_IS_NO_USE = 1
+"""A flag of READ: repair reads shards, which must not make them younger."""
+USED_NOW_S = 0xFFFF_FFFF
+"""As last_used_s of a TOUCH: now, by the node's own clock."""
 PART_BYTES_TARGET = 1 << 20
 """A node cuts a READ response into frames of about this many payload bytes."""
 
@@ -40,6 +47,8 @@ _HEADER = struct.Struct("<4sBBBBQIIIHHQQQ")
 _CHECK = struct.Struct("<Q")
 _U32_PAIR = struct.Struct("<II")
 _HELLO = struct.Struct("<16s32s")
+_SCAN = struct.Struct("<IIII")
+_SCAN_HEAD = struct.Struct("<IIIIIIII")
 _KEY = np.dtype(f"V{KEY_BYTES}")
 assert _HEADER.size == HEADER_BYTES - _CHECK.size
 
@@ -59,6 +68,12 @@ class Op(IntEnum):
     FORGET = 6
     REPORT = 7
     STAT = 8
+    SCAN = 9
+    EVICT = 10
+    WITHDRAW = 11
+    TOUCH = 12
+    POLICY = 13
+    NOTE = 14
 
 
 class Status(IntEnum):
@@ -94,6 +109,28 @@ class ReportOutcome(IntEnum):
     ABSENT = 2
 
 
+class EvictReason(IntEnum):
+    """Why a shard goes."""
+
+    EXPIRED = 1
+    """Its class's TTL has passed since it was last used."""
+    LEAST_USED = 2
+    """The target passed its high watermark."""
+    ORPHANED = 3
+    """Too few shards of its block are left to read it."""
+
+
+class EvictOutcome(IntEnum):
+    """What became of one shard of an EVICT or WITHDRAW."""
+
+    ABSENT = 0
+    EVICTED = 1
+    USED = 2
+    """Used later than the request says; kept."""
+    OTHER = 3
+    """Another version or generation is here; kept."""
+
+
 LOCATION = np.dtype(
     [
         ("status", "u1"),
@@ -102,7 +139,8 @@ LOCATION = np.dtype(
         ("payload_bytes", "<u4"),
         ("generation", "<u8"),
         ("block_xxh3", "<u8"),
-        ("zero2", "<u8"),
+        ("last_used_s", "<u4"),
+        ("block_index", "<u4"),
     ]
 )
 PART_RECORD = np.dtype(
@@ -127,22 +165,54 @@ WRITE_BATCH = np.dtype(
         ("zero", "V5"),
         ("shard_bytes", "<u4"),
         ("block_bytes", "<u4"),
-        ("zero2", "V16"),
+        ("anchor", "V32"),
     ]
 )
 WRITE_ITEM = np.dtype(
     [
         ("key", "V32"),
         ("block_index", "<u4"),
-        ("zero", "<u4"),
+        ("last_used_s", "<u4"),
         ("payload_xxh3", "<u8"),
         ("block_xxh3", "<u8"),
         ("zero2", "<u8"),
     ]
 )
 REPORT_ITEM = np.dtype([("key", "V32"), ("generation", "<u8")])
+SCAN_ROW = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("last_used_s", "<u4"),
+        ("block_index", "<u4"),
+        ("status", "u1"),
+        ("ttl_class", "u1"),
+        ("shard", "u1"),
+        ("zero", "V5"),
+    ]
+)
+EVICT_ITEM = np.dtype(
+    [
+        ("location", "<u8"),
+        ("generation", "<u8"),
+        ("used_until_s", "<u4"),
+        ("reason", "u1"),
+        ("zero", "V3"),
+    ]
+)
+WITHDRAW_ITEM = np.dtype(
+    [
+        ("key", "V32"),
+        ("block_xxh3", "<u8"),
+        ("used_until_s", "<u4"),
+        ("reason", "u1"),
+        ("zero", "V3"),
+    ]
+)
+TOUCH_ITEM = np.dtype([("key", "V32"), ("last_used_s", "<u4"), ("zero", "<u4")])
 assert (LOCATION.itemsize, PART_RECORD.itemsize) == (32, 32)
-assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (80, 64, 40)
+assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (96, 64, 40)
+assert (SCAN_ROW.itemsize, EVICT_ITEM.itemsize) == (24, 24)
+assert (WITHDRAW_ITEM.itemsize, TOUCH_ITEM.itemsize) == (48, 40)
 
 
 class FrameError(ValueError):
@@ -205,7 +275,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
     """The header in the first 64 bytes of `data`.
 
     Raises FrameError, naming what was found and what was expected, for anything that is not a
-    header of version 1 within the limits.
+    header of this version within the limits.
     """
     fields = _HEADER.unpack_from(data)
     magic, version, op, kind, flags, request_id, epoch, deadline_ms, count = fields[:9]
@@ -249,14 +319,13 @@ def check_request(header: Header) -> None:
     """Raises FrameError unless `header` is one that a client may send.
 
     A node asks this before it allocates room for the body: the count must fit the body's length, so
-    no request is longer than KEYS_PER_REQUEST_MAX items of WRITE.
+    none is longer than that of a WRITE of KEYS_PER_REQUEST_MAX items, or the longest document.
     """
     if header.kind != KIND_REQUEST or not header.is_last or header.status:
         raise FrameError(
             f"kind {header.kind} last {header.is_last} status {header.status} in a request"
         )
-    fixed, each = _REQUEST_BODY_BYTES[Op(header.op)]
-    count_max = KEYS_PER_REQUEST_MAX if each else 0
+    fixed, each, count_max = _REQUEST_BODY_BYTES[Op(header.op)]
     if header.count > count_max:
         raise FrameError(f"{Op(header.op).name} of {header.count}, at most {count_max}")
     expected = fixed + header.count * each
@@ -268,16 +337,23 @@ def check_request(header: Header) -> None:
 
 
 _REQUEST_BODY_BYTES = {
-    Op.HELLO: (_HELLO.size, 0),
-    Op.MATCH: (0, KEY_BYTES),
-    Op.LOCATE: (0, KEY_BYTES),
-    Op.READ: (_U32_PAIR.size, KEY_BYTES),
-    Op.WRITE: (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize),
-    Op.FORGET: (0, KEY_BYTES),
-    Op.REPORT: (0, REPORT_ITEM.itemsize),
-    Op.STAT: (0, 0),
+    Op.HELLO: (_HELLO.size, 0, 0),
+    Op.MATCH: (0, KEY_BYTES, KEYS_PER_REQUEST_MAX),
+    Op.LOCATE: (0, KEY_BYTES, KEYS_PER_REQUEST_MAX),
+    Op.READ: (_U32_PAIR.size, KEY_BYTES, KEYS_PER_REQUEST_MAX),
+    Op.WRITE: (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.FORGET: (0, KEY_BYTES, KEYS_PER_REQUEST_MAX),
+    Op.REPORT: (0, REPORT_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.STAT: (0, 0, 0),
+    Op.SCAN: (_SCAN.size, 0, 0),
+    Op.EVICT: (0, EVICT_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.WITHDRAW: (0, WITHDRAW_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.TOUCH: (0, TOUCH_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.POLICY: (0, 1, POLICY_BYTES_MAX),
+    Op.NOTE: (0, 1, NOTE_BYTES_MAX),
 }
-"""Of each request: fixed bytes of its body, and bytes for each of `count`."""
+"""Of each request: fixed bytes of its body, bytes for each of `count`, and the most it may count.
+POLICY and NOTE carry a document, whose bytes are counted."""
 
 
 def check_body(header: Header, body: bytes | bytearray | memoryview) -> None:
@@ -319,15 +395,59 @@ def split_keys(body: bytes, count: int, offset: int = 0) -> list[bytes]:
     return keys
 
 
-def pack_read(keys: Sequence[bytes], shard_bytes: int) -> bytes:
-    """Body of a READ request."""
-    return _U32_PAIR.pack(shard_bytes, 0) + join_keys(keys)
+def pack_read(keys: Sequence[bytes], shard_bytes: int, *, is_use: bool = True) -> bytes:
+    """Body of a READ request; with `is_use` the shards count as used now."""
+    flags = 0 if is_use else READ_IS_NO_USE
+    return _U32_PAIR.pack(shard_bytes, flags) + join_keys(keys)
 
 
-def parse_read(body: bytes, count: int) -> tuple[int, list[bytes]]:
-    """shard_bytes and keys of a READ request."""
+def parse_read(body: bytes, count: int) -> tuple[int, bool, list[bytes]]:
+    """shard_bytes, is_use and keys of a READ request."""
     keys = split_keys(body, count, _U32_PAIR.size)
-    return _U32_PAIR.unpack_from(body)[0], keys
+    shard_bytes, flags = _U32_PAIR.unpack_from(body)
+    return shard_bytes, not flags & READ_IS_NO_USE, keys
+
+
+def parse_joined_read(body: bytes) -> tuple[int, bool, bytes]:
+    """The same with the keys one after the other, for a body whose length was checked."""
+    shard_bytes, flags = _U32_PAIR.unpack_from(body)
+    return shard_bytes, not flags & READ_IS_NO_USE, body[_U32_PAIR.size :]
+
+
+def pack_scan(segment: int, first_slot: int, slots_max: int) -> bytes:
+    """Body of a SCAN request: where to begin, and how many slots to describe at most."""
+    return _SCAN.pack(segment, first_slot, slots_max, 0)
+
+
+def parse_scan(body: bytes) -> tuple[int, int, int]:
+    """Segment, first slot and slots_max of a SCAN request."""
+    segment, first_slot, slots_max, _ = _SCAN.unpack(body)
+    return segment, first_slot, slots_max
+
+
+class ScanHead(NamedTuple):
+    """What a SCAN response says of its rows; `is_end`: no segment has anything further."""
+
+    segment: int
+    first_slot: int
+    slots: int
+    payload_bytes: int
+    next_segment: int
+    next_slot: int
+    is_end: bool
+
+
+def pack_scan_head(head: ScanHead) -> bytes:
+    """Body of a SCAN response."""
+    return _SCAN_HEAD.pack(*head[:6], head.is_end, 0)
+
+
+def parse_scan_head(body: bytes | bytearray) -> ScanHead:
+    """Body of a SCAN response; FrameError if it is none."""
+    if len(body) != _SCAN_HEAD.size:
+        raise FrameError(f"SCAN answer of {len(body)} bytes, expected {_SCAN_HEAD.size}")
+    *numbers, is_end, _ = _SCAN_HEAD.unpack(body)
+    return ScanHead._make((*numbers, bool(is_end)))
 
 
 def pack_part(first: int, records: NDArray[Any] | bytes | memoryview) -> bytes:

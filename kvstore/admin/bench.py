@@ -27,6 +27,7 @@ from ..layout import BLOCK_TOKENS, padded_bytes, shard_bytes
 from .bench_failure import BenchFailed
 from .delaying_proxy import delaying_proxy
 from .machine import describe_machine
+from .quantities import count_of
 from .raw_socket import RawSocketBaseline, raw_socket_baseline
 
 SMALL_REQUESTS = {1: 201, 8: 101, 64: 51}
@@ -76,7 +77,11 @@ class Workload:
         """Stores all blocks; raises BenchFailed unless every one was stored now."""
         result = await store.save(self.namespace, self.keys, self.sources, deadline_s=DEADLINE_S)
         if result.stored != self.count:
-            raise BenchFailed(f"save: {result} of {self.count} blocks; is there room on the nodes?")
+            raise BenchFailed(
+                f"save: of {self.count} blocks {result.stored} were stored, {result.known} were"
+                f" there already and {result.failed} were not taken by enough nodes; `cachalot"
+                " status` shows which are full or down"
+            )
 
     async def fetch(self, store: StoreClient, first: int = 0, count: int | None = None) -> None:
         """Fetches blocks; raises BenchFailed unless every one arrived."""
@@ -89,7 +94,10 @@ class Workload:
             deadline_s=DEADLINE_S,
         )
         if result.blocks != end - first:
-            raise BenchFailed(f"fetch of {end - first} blocks: {result}")
+            raise BenchFailed(
+                f"fetch: {result.blocks} of {count_of(end - first, 'block')} arrived"
+                f" ({result.ended.value})"
+            )
 
     def check(self) -> None:
         """What was fetched last is what was saved, to the bit."""

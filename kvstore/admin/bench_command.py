@@ -38,7 +38,8 @@ def bench(
 
     from ..cluster.map import load_cluster_map
     from .bench import BenchOptions, run_bench
-    from .bench_failure import BenchFailed, NodesDown
+    from .bench_failure import BenchFailed
+    from .nodes_down import NodesDown
 
     needed = load_cluster_map(cluster).code.k
     options = BenchOptions(

@@ -11,9 +11,38 @@ from typing import Any
 
 from ..client import NodeReport
 from ..cluster.entities import ClusterMap
+from .quantities import count_of
+from .worker_status import WorkersStatus
 
+NAME_CHARACTERS_MAX = 64
 FIGURE_MAX = 2**63 - 1
 """Counts, bytes and seconds are whole or real numbers from 0 to this; others are not believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStatus:
+    """One target of a node that answered. Figures are None where the node does not give them."""
+
+    target: str
+    blocks: int | None
+    used_bytes: int | None
+    capacity_bytes: int | None
+    slots_used: int | None
+    slots_total: int | None
+    """Slots that its capacity can have."""
+    quarantined: int | None
+    """Slots out of use because their bytes were bad."""
+    is_lost: bool
+    """Its folder was removed or replaced: it stores nothing until that is back."""
+
+    @property
+    def fill_ratio(self) -> float | None:
+        """Share in use: of its slots where it says so, of its bytes otherwise."""
+        if self.slots_total and self.slots_used is not None:
+            return self.slots_used / self.slots_total
+        if self.capacity_bytes and self.used_bytes is not None:
+            return self.used_bytes / self.capacity_bytes
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +67,16 @@ class NodeStatus:
     shards_read: int | None = None
     rejected_shards: int | None = None
     """Stored shards that it found damaged and took out of use."""
+    policy_version: int | None = None
+    is_draining: bool = False
+    """It takes no writes, because an operator asked for that."""
+    targets: tuple[TargetStatus, ...] = ()
+
+    @property
+    def fill_ratio(self) -> float | None:
+        """Of its fullest target: that one evicts first."""
+        ratios = [one.fill_ratio for one in self.targets if one.fill_ratio is not None]
+        return max(ratios) if ratios else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +149,27 @@ def describe_node(report: NodeReport) -> NodeStatus:
             reads=_sum(targets, "reads"),
             shards_read=_sum(targets, "shards_read"),
             rejected_shards=_sum(targets, "rejected_shards"),
+            policy_version=_integer(said, "policy_version"),
+            is_draining=bool(said.get("draining")),
+            targets=tuple(_describe_target(one) for one in targets),
         )
     except _StrangeFigure:
         # Also what a later version may do: it must not look like a dead node without a reason.
         problem = "answers, but its figures are not understood"
         return NodeStatus(node=report.node, address=report.address, is_alive=False, problem=problem)
+
+
+def _describe_target(said: Mapping[str, Any]) -> TargetStatus:
+    return TargetStatus(
+        target=str(said.get("name", ""))[:NAME_CHARACTERS_MAX],
+        blocks=_integer(said, "blocks"),
+        used_bytes=_integer(said, "used_bytes"),
+        capacity_bytes=_integer(said, "capacity_bytes"),
+        slots_used=_integer(said, "slots_used"),
+        slots_total=_integer(said, "slots_total"),
+        quarantined=_integer(said, "quarantined"),
+        is_lost=bool(said.get("is_lost")),
+    )
 
 
 class _StrangeFigure(Exception):
@@ -149,7 +204,7 @@ def _sum(targets: Sequence[Mapping[str, Any]], name: str) -> int | None:
 def summarise(status: ClusterStatus) -> str:
     """One line: who is alive, and what that means for the blocks."""
     total = len(status.nodes)
-    who = f"{status.nodes_alive} of {total} nodes alive, code {status.k}+{status.m}: "
+    who = f"{status.nodes_alive} of {count_of(total, 'node')} alive, code {status.k}+{status.m}: "
     spare = status.spare_nodes
     if spare > 0:
         return f"{who}{spare} more may fail before blocks are unreadable"
@@ -159,8 +214,24 @@ def summarise(status: ClusterStatus) -> str:
     return f"{who}blocks are unreadable until {-spare} more {verb} back"
 
 
-def render_json(status: ClusterStatus) -> dict[str, Any]:
+def describe_policy(status: ClusterStatus) -> str:
+    """One line: which version of the policy the nodes obey, and who is behind."""
+    versions = {
+        node.node: node.policy_version for node in status.nodes if node.policy_version is not None
+    }
+    if not versions:
+        return "policy: no node says which it has"
+    newest = max(versions.values())
+    behind = [node for node, version in versions.items() if version < newest]
+    line = f"policy: version {newest}"
+    return f"{line}, older on {', '.join(behind)}" if behind else line
+
+
+def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]:
     """The JSON object of `cachalot status --json`; bytes and seconds as the names say."""
+    nodes = [
+        _render_node(node) | {"worker": workers.state_of(node.node).value} for node in status.nodes
+    ]
     return {
         "cluster": status.cluster,
         "epoch": status.epoch,
@@ -169,5 +240,15 @@ def render_json(status: ClusterStatus) -> dict[str, Any]:
         "nodes_alive": status.nodes_alive,
         "spare_nodes": status.spare_nodes,
         "summary": summarise(status),
-        "nodes": [asdict(node) for node in status.nodes],
+        "redundancy": workers.redundancy.render_json(),
+        "workers": workers.describe(),
+        "nodes": nodes,
     }
+
+
+def _render_node(node: NodeStatus) -> dict[str, Any]:
+    values = asdict(node) | {"fill_ratio": node.fill_ratio}
+    values["targets"] = [
+        asdict(target) | {"fill_ratio": target.fill_ratio} for target in node.targets
+    ]
+    return values

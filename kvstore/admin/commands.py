@@ -10,10 +10,19 @@ import typer
 
 from .bench_command import bench
 from .down_command import down
+from .drain_command import drain
 from .exit_codes import describe_exit_codes
+from .gc_command import app as gc_app
+from .inspect_command import inspect
 from .output import NAME, write_result
+from .policy_command import app as policy_app
+from .settings_command import app as settings_app
 from .status_command import status
+from .top_command import top
+from .ttl_command import app as ttl_app
 from .up_command import up
+from .verify_command import verify
+from .watermark_command import app as watermark_app
 
 # "\b" keeps the lines of the list apart.
 EPILOG = f"\b\nExit codes:\n{describe_exit_codes()}"
@@ -55,4 +64,13 @@ def cachalot(
 app.command("up")(up)
 app.command("down")(down)
 app.command("status")(status)
+app.command("top")(top)
+app.add_typer(ttl_app, name="ttl")
+app.add_typer(watermark_app, name="watermark")
+app.add_typer(policy_app, name="policy")
+app.add_typer(settings_app, name="settings")
+app.add_typer(gc_app, name="gc")
+app.command("inspect")(inspect)
+app.command("verify")(verify)
+app.command("drain")(drain)
 app.command("bench")(bench)

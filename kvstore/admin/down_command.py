@@ -8,10 +8,10 @@ import typer
 from ..errors import InvalidArgument
 from .folder_option import parse_folder
 from .local_folder import LocalFolder
-from .node_process import StopDeadlines
+from .node_process import GC_WORKER, StopDeadlines
 from .node_stop import StoppedNode, find_process, stop_nodes
-from .output import write_json, write_result
-from .quantities import format_size
+from .output import write_json, write_remark, write_result
+from .quantities import count_of, format_size
 
 if TYPE_CHECKING:
     from .wipe import WipePlan
@@ -45,27 +45,41 @@ def down(
     What they stored stays for the next `up`, except with --wipe. May be run again.
     """
     place = LocalFolder(folder)
-    if not place.cluster_path.exists() and not place.recorded_nodes():
+    workers_place = place.of(GC_WORKER)
+    is_recorded = place.recorded_nodes() or workers_place.recorded_nodes()
+    if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
     with place.locked():
-        if dry_run:
-            stopped = plan_stop(place)
-        else:
-            names = place.recorded_nodes()
-            deadlines = StopDeadlines(term_s=wait_s)
-            stopped = [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
+        deadlines = StopDeadlines(term_s=wait_s)
+        # Workers first, so that none complains about nodes that are meant to go.
+        workers = _stop(workers_place, deadlines, dry_run=dry_run)
+        stopped = _stop(place, deadlines, dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
-        write_json(render_json(stopped, plan, dry_run=dry_run))
+        write_json(render_json(stopped, plan, workers=workers, dry_run=dry_run))
     else:
-        write_result("\n".join(render_lines(stopped, plan, dry_run=dry_run)))
+        lines = render_lines(stopped, plan, workers=workers, dry_run=dry_run)
+        write_result("\n".join(lines))
+        if not wipe and place.cluster_path.exists():
+            write_remark(
+                f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
+                f" {place.path} --wipe` removes it (--dry-run shows what)"
+            )
+
+
+def _stop(place: LocalFolder, deadlines: StopDeadlines, *, dry_run: bool) -> list[dict[str, Any]]:
+    """What became, or would become, of each recorded process of the folder's program."""
+    if dry_run:
+        return plan_stop(place)
+    names = place.recorded_nodes()
+    return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
 def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool) -> None:
     # What was wanted is so, as after a `down --wipe`. The path is shown, in case it is misspelt.
     if is_json:
-        write_json(render_json([], None, dry_run=dry_run))
+        write_json(render_json([], None, workers=[], dry_run=dry_run))
     else:
         write_result(f"nothing to stop in {place.path}: there is no cluster")
 
@@ -96,7 +110,8 @@ def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
         raise InvalidArgument(
             "--wipe",
             given=place.path,
-            expected="a folder with cluster.toml, which says what may be removed",
+            expected="a folder with cluster.toml, which says what may be removed; copy it back, or"
+            " remove what is left there by hand",
         )
     plan = plan_wipe(place, load_cluster_map(place.cluster_path))
     if not dry_run:
@@ -105,12 +120,17 @@ def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
 
 
 def render_json(
-    stopped: list[dict[str, Any]], plan: "WipePlan | None", *, dry_run: bool
+    stopped: list[dict[str, Any]],
+    plan: "WipePlan | None",
+    *,
+    workers: list[dict[str, Any]],
+    dry_run: bool,
 ) -> dict[str, Any]:
     """The JSON object of `cachalot down --json`. With `is_dry_run` nothing of it was done."""
     return {
         "is_dry_run": dry_run,
         "nodes": stopped,
+        "workers": workers,
         "removed_paths": [] if plan is None else [str(path) for path in plan.files],
         "removed_bytes": 0 if plan is None else plan.freed_bytes,
         "kept_paths": [] if plan is None else [str(path) for path in plan.kept],
@@ -118,7 +138,11 @@ def render_json(
 
 
 def render_lines(
-    stopped: list[dict[str, Any]], plan: "WipePlan | None", *, dry_run: bool
+    stopped: list[dict[str, Any]],
+    plan: "WipePlan | None",
+    *,
+    workers: list[dict[str, Any]],
+    dry_run: bool,
 ) -> list[str]:
     """The same for a person."""
     lines = [
@@ -128,12 +152,18 @@ def render_lines(
     ]
     if not any(node["outcome"] != "not running" for node in stopped):
         lines.append("no node was running")
+    ended = [worker for worker in workers if worker["outcome"] != "not running"]
+    if ended:
+        outcomes = sorted({worker["outcome"] for worker in ended})
+        lines.append(f"{count_of(len(ended), 'gc_worker')}: {' or '.join(outcomes)}")
     if plan is not None:
         if dry_run:
             lines += [f"would be removed: {path}" for path in plan.files[:SHOWN_PATHS_MAX]]
             hidden = len(plan.files) - SHOWN_PATHS_MAX
-            lines += [f"... and {hidden} more files (--json lists all)"] if hidden > 0 else []
+            more = f"... and {count_of(hidden, 'more file')} (--json lists all)"
+            lines += [more] if hidden > 0 else []
         lines += [f"not ours, stays: {path}" for path in plan.kept[:SHOWN_PATHS_MAX]]
         verb = "would be removed" if dry_run else "removed"
-        lines.append(f"{len(plan.files)} files {verb}, {format_size(plan.freed_bytes)}")
+        files = count_of(len(plan.files), "file")
+        lines.append(f"{files} {verb}, {format_size(plan.freed_bytes)}")
     return lines

@@ -13,6 +13,8 @@ class ExitCode(IntEnum):
     NODE = 4
     TARGET = 5
     NODES_DOWN = 6
+    NOT_WHOLE = 7
+    NOT_DONE = 8
     INTERRUPTED = 130
     OUTPUT_CLOSED = 141
 
@@ -25,6 +27,8 @@ MEANINGS = {
     ExitCode.NODE: "a node did not start, stop or answer",
     ExitCode.TARGET: "a node refused its folder: in use, damaged, or not this cluster's",
     ExitCode.NODES_DOWN: "status: some nodes are down",
+    ExitCode.NOT_WHOLE: "verify, inspect: a block is not whole, or not there",
+    ExitCode.NOT_DONE: "drain, gc run: not done in time; it goes on by itself",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
     ExitCode.OUTPUT_CLOSED: "whoever read the output went away",
 }

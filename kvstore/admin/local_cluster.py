@@ -16,7 +16,8 @@ import secrets
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,15 @@ from ..cluster.entities import ClusterMap, Node
 from ..cluster.map import load_cluster_map, write_cluster_map
 from ..errors import InvalidArgument, NodeError
 from .local_folder import LocalFolder, NodeOptions
-from .local_plan import HOST, LocalWishes, choose_shape, find_differences, plan_local_map
+from .local_plan import (
+    HOST,
+    LocalWishes,
+    add_control,
+    choose_shape,
+    find_differences,
+    plan_local_map,
+)
+from .local_workers import LocalWorkers, bind_control_ports
 from .node_process import StopDeadlines
 from .node_start import (
     StartingNode,
@@ -35,12 +44,17 @@ from .node_start import (
     spawn_node,
     wait_until_ready,
 )
-from .node_stop import StopOutcome, StoppedNode, find_process, stop_nodes
+from .node_stop import (
+    SIGNAL_DEADLINE_S,
+    StopOutcome,
+    StoppedNode,
+    find_process,
+    signal_process,
+    stop_nodes,
+)
 from .quantities import make_code
 
 START_DEADLINE_S = 60.0
-SIGNAL_DEADLINE_S = 10.0
-"""A killed process ends, and a stopped one stands still, well within this."""
 STOP_DEADLINES = StopDeadlines()
 
 
@@ -54,6 +68,8 @@ class LocalCluster:
         self._folder = folder
         self._map = cluster_map
         self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self.workers = LocalWorkers(folder)
+        """The `gc_worker` beside each node, where they were asked for."""
 
     @classmethod
     def start(
@@ -66,9 +82,12 @@ class LocalCluster:
         target_size_bytes: int | None = None,
         segment_size_bytes: int | None = None,
         sync: str | None = None,
+        gc: bool = False,
         deadline_s: float = START_DEADLINE_S,
     ) -> LocalCluster:
         """Bring up all nodes of the cluster in `folder`, which is made if it is not there.
+
+        With `gc` a worker is started beside each node too, and not waited for.
 
         A new cluster has 12 nodes, code 10+2 and targets of 4 GiB where nothing else is said. In
         one that is there, only nodes that are not alive are started, and InvalidArgument is raised
@@ -84,7 +103,7 @@ class LocalCluster:
             target_size_bytes=target_size_bytes,
         )
         options = NodeOptions(segment_size_bytes=segment_size_bytes, sync=sync)
-        cluster, _ = cls.bring_up(folder, wishes, options, deadline_s=deadline_s)
+        cluster, _ = cls.bring_up(folder, wishes, options, gc=gc, deadline_s=deadline_s)
         return cluster
 
     @classmethod
@@ -100,6 +119,7 @@ class LocalCluster:
         wishes: LocalWishes,
         options: NodeOptions,
         *,
+        gc: bool = False,
         deadline_s: float = START_DEADLINE_S,
     ) -> tuple[LocalCluster, list[str]]:
         """As `start`; also the names of the nodes that this call started."""
@@ -110,7 +130,8 @@ class LocalCluster:
         place.create()
         with place.locked():
             if not place.cluster_path.exists():
-                return cls._create(place, wishes, options, deadline_s)
+                place.refuse_lost_map()
+                return cls._create(place, wishes, options, gc=gc, deadline_s=deadline_s)
             cluster = cls(place, load_cluster_map(place.cluster_path))
             differences = find_differences(wishes, cluster.map)
             if differences:
@@ -122,20 +143,32 @@ class LocalCluster:
             place.write_options(place.read_options().updated(options))
             missing = [node for node in cluster.map.nodes if not cluster.is_alive(node.name)]
             cluster._check_running(missing, deadline_s)
-            cluster._start_nodes(missing, bind_known_ports(missing), deadline_s)
+            listeners = bind_known_ports(missing)
+            if gc:
+                cluster._start_with_workers(missing, listeners, deadline_s)
+            else:
+                cluster._start_nodes(missing, listeners, deadline_s)
             return cluster, [node.name for node in missing]
 
     @classmethod
     def _create(
-        cls, place: LocalFolder, wishes: LocalWishes, options: NodeOptions, deadline_s: float
+        cls,
+        place: LocalFolder,
+        wishes: LocalWishes,
+        options: NodeOptions,
+        *,
+        gc: bool,
+        deadline_s: float,
     ) -> tuple[LocalCluster, list[str]]:
         shape = choose_shape(wishes)
-        listeners = bind_new_ports(shape.nodes, HOST)
+        listeners = bind_new_ports(shape.nodes * (2 if gc else 1), HOST)
+        ports = [listener.getsockname()[1] for listener in listeners]
         try:
             cluster_map = plan_local_map(
                 shape,
                 cluster=secrets.token_hex(16),
-                ports=[listener.getsockname()[1] for listener in listeners],
+                ports=ports[: shape.nodes],
+                control_ports=ports[shape.nodes :],
             )
             place.write_options(options)
             write_cluster_map(cluster_map, place.cluster_path)
@@ -143,8 +176,64 @@ class LocalCluster:
             _close_all(listeners)
             raise
         cluster = cls(place, cluster_map)
-        cluster._start_nodes(cluster_map.nodes, listeners, deadline_s)
+        control = dict(zip(cluster.node_names, listeners[shape.nodes :], strict=False))
+        absent = cluster_map.nodes if gc else ()
+        cluster._start_all(cluster_map.nodes, listeners[: shape.nodes], absent, control, deadline_s)
         return cluster, cluster.node_names
+
+    def _start_with_workers(
+        self, missing: Sequence[Node], listeners: Sequence[socket.socket], deadline_s: float
+    ) -> None:
+        """Start `missing` nodes on their listeners, then the workers that are missing."""
+        try:
+            absent = self.workers.missing(self._map)
+            if absent and any(node.control is None for node in self._map.nodes):
+                control = self._give_control_ports()
+                absent = self.workers.missing(self._map)
+            else:
+                control = bind_control_ports(absent)
+        except BaseException:
+            _close_all(listeners)
+            raise
+        self._start_all(missing, listeners, absent, control, deadline_s)
+
+    def _start_all(
+        self,
+        nodes: Sequence[Node],
+        listeners: Sequence[socket.socket],
+        absent: Sequence[Node],
+        control: Mapping[str, socket.socket],
+        deadline_s: float,
+    ) -> None:
+        """Start `nodes`, then the workers of `absent`; what was started is stopped if that fails.
+
+        `control`: the listeners of the workers' control APIs, by node.
+        """
+        try:
+            self._start_nodes(nodes, listeners, deadline_s)
+        except BaseException:
+            _close_all(list(control.values()))
+            raise
+        try:
+            self.workers.start(absent, control)
+        except BaseException:
+            self.workers.stop([node.name for node in absent])
+            stop_nodes(self._folder, [node.name for node in nodes], STOP_DEADLINES)
+            self._reap()
+            raise
+
+    def _give_control_ports(self) -> dict[str, socket.socket]:
+        """Write a map of the next epoch that has a control address for each node."""
+        listeners = bind_new_ports(len(self._map.nodes), HOST)
+        try:
+            ports = [listener.getsockname()[1] for listener in listeners]
+            changed = replace(add_control(self._map, ports), epoch=self._map.epoch + 1)
+            write_cluster_map(changed, self.cluster_path)
+        except BaseException:
+            _close_all(listeners)
+            raise
+        self._map = changed
+        return dict(zip(self.node_names, listeners, strict=True))
 
     def _check_running(self, missing: Sequence[Node], deadline_s: float) -> None:
         """Raises NodeError if a node that has a process does not answer, as a stopped one."""
@@ -215,18 +304,7 @@ class LocalCluster:
         Returns after SIGKILL when the process has ended, and after SIGSTOP when it stands still.
         Raises NodeError if it is not running, or if that does not come about.
         """
-        process = find_process(self._folder, self._node(node).name)
-        if process is None:
-            raise NodeError(node, "is not running")
-        with process:
-            process.send(number)
-            is_done = True
-            if number == signal.SIGKILL:
-                is_done = process.wait_for_end(deadline_s=SIGNAL_DEADLINE_S)
-            elif number == signal.SIGSTOP:
-                is_done = process.wait_for_stop(deadline_s=SIGNAL_DEADLINE_S)
-            if not is_done:
-                raise NodeError(node, f"process {process.pid} ignores signal {number}")
+        signal_process(self._folder, self._node(node).name, number)
         self._reap()
 
     def stop_node(self, node: str, *, deadlines: StopDeadlines = STOP_DEADLINES) -> StopOutcome:
@@ -251,6 +329,8 @@ class LocalCluster:
     def stop(self, *, deadlines: StopDeadlines = STOP_DEADLINES) -> list[StoppedNode]:
         """End all nodes cleanly and wait for them. May be called again. Raises NodeError."""
         with self._folder.locked():
+            # Workers first, so that none complains about nodes that are meant to go.
+            self.workers.stop(self.workers.recorded())
             stopped = stop_nodes(self._folder, self.node_names, deadlines)
         self._reap()
         return stopped
@@ -273,6 +353,7 @@ class LocalCluster:
                 child.kill()
                 child.wait(SIGNAL_DEADLINE_S)
             self._children.clear()
+            self.workers.end_children(SIGNAL_DEADLINE_S)
 
     def _node(self, name: str) -> Node:
         node = self._map.node_by_name.get(name)

@@ -5,6 +5,9 @@
     D/nodes/n01/target/             what the node stores; only the node looks inside
     D/nodes/n01/kvstored.log        what it said on stderr
     D/nodes/n01/kvstored.json       the process that was started last, until it was stopped
+    D/nodes/n01/gc_worker.log       the same of the worker beside the node
+    D/nodes/n01/gc_worker.json
+    D/control-token                 the secret of the control API
 
 Nothing here starts or stops a process.
 """
@@ -22,7 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidArgument, StoreError
+from ..errors import ClusterMapError, InvalidArgument, StoreError
+from .control_token import TOKEN_NAME
+from .node_process import KVSTORED, Program
 
 LOCK_DEADLINE_S = 90.0
 """Longer than a start of a local cluster may take, so that a second one waits for the first."""
@@ -59,9 +64,15 @@ class NodeRecord:
 class LocalFolder:
     """Paths in the folder of one local cluster, and its small JSON files."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, program: Program = KVSTORED) -> None:
         # Resolved, because command lines of running nodes are compared with it.
         self.path = Path(path).resolve()
+        self.program = program
+        """Whose records and logs are meant."""
+
+    def of(self, program: Program) -> LocalFolder:
+        """The same folder, with the records and logs of another program."""
+        return LocalFolder(self.path, program)
 
     @property
     def cluster_path(self) -> Path:
@@ -72,6 +83,10 @@ class LocalFolder:
         return self.path / "nodes.json"
 
     @property
+    def token_path(self) -> Path:
+        return self.path / TOKEN_NAME
+
+    @property
     def nodes_path(self) -> Path:
         return self.path / "nodes"
 
@@ -79,10 +94,10 @@ class LocalFolder:
         return self.nodes_path / node
 
     def log_path(self, node: str) -> Path:
-        return self.node_path(node) / "kvstored.log"
+        return self.node_path(node) / f"{self.program.script}.log"
 
     def record_path(self, node: str) -> Path:
-        return self.node_path(node) / "kvstored.json"
+        return self.node_path(node) / f"{self.program.script}.json"
 
     def create(self) -> None:
         """Make the folder. Raises InvalidArgument if that cannot be done, or not written in."""
@@ -94,6 +109,18 @@ class LocalFolder:
             raise InvalidArgument(
                 "folder", given=self.path, expected=f"a folder to write in: {error.strerror}"
             ) from error
+
+    def refuse_lost_map(self) -> None:
+        """Raises LostClusterMap if there is no map but there was one; call it with the lock held.
+
+        A new map would be another cluster's: what is stored would be refused, and nodes that
+        still run would be taken for those of the new one.
+        """
+        # numpy comes with it, which a cluster whose map is there does without.
+        from ..node.target_folder import IDENTITY_NAME
+
+        if any(self.nodes_path.glob(f"*/target/{IDENTITY_NAME}")) or self.recorded_nodes():
+            raise LostClusterMap(self)
 
     @contextmanager
     def locked(self, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
@@ -128,7 +155,8 @@ class LocalFolder:
 
     def recorded_nodes(self) -> list[str]:
         """Names of the nodes that have a record, sorted. Needs no map, which may be broken."""
-        return sorted(path.parent.name for path in self.nodes_path.glob("*/kvstored.json"))
+        found = self.nodes_path.glob(f"*/{self.program.script}.json")
+        return sorted(path.parent.name for path in found)
 
     def read_record(self, node: str) -> NodeRecord | None:
         """What was started last for `node`; None if it was stopped or the file is not ours."""
@@ -143,6 +171,19 @@ class LocalFolder:
 
     def remove_record(self, node: str) -> None:
         self.record_path(node).unlink(missing_ok=True)
+
+
+class LostClusterMap(ClusterMapError):
+    """The nodes of a cluster were started here, and its map is gone."""
+
+    def __init__(self, folder: LocalFolder) -> None:
+        super().__init__(
+            f"{folder.cluster_path} is gone, but {folder.nodes_path} holds what the nodes of that"
+            " cluster stored; copy the map back from any client or backup and run this again, or"
+            f" give up what is stored: `cachalot down --dir {folder.path}`, then remove"
+            f" {folder.nodes_path}"
+        )
+        self.path = folder.cluster_path
 
 
 def _lock(descriptor: int, path: Path, deadline_s: float) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cluster.entities import ClusterMap, CodeShape, Group, Node, Target
 from ..errors import InvalidArgument
-from .quantities import format_size, make_code
+from .quantities import count_of, format_size, make_code
 
 NODES_DEFAULT = 12
 CODE_DEFAULT = make_code("code", 10, 2)
@@ -76,7 +76,7 @@ def find_differences(wishes: LocalWishes, cluster_map: ClusterMap) -> list[str]:
     code = cluster_map.code
     differences = []
     if wishes.nodes is not None and wishes.nodes != len(cluster_map.nodes):
-        differences.append(f"{len(cluster_map.nodes)} nodes, not {wishes.nodes}")
+        differences.append(f"{count_of(len(cluster_map.nodes), 'node')}, not {wishes.nodes}")
     if wishes.code is not None and (wishes.code.k, wishes.code.m) != (code.k, code.m):
         differences.append(f"code {code.k}+{code.m}, not {wishes.code.k}+{wishes.code.m}")
     sizes = {target.size_bytes for target in cluster_map.targets}
@@ -97,8 +97,13 @@ def target_path(node: str) -> str:
     return f"nodes/{node}/target"
 
 
-def plan_local_map(shape: LocalShape, *, cluster: str, ports: Sequence[int]) -> ClusterMap:
-    """The first map of a local cluster: node number i on `ports[i]`, one target on each."""
+def plan_local_map(
+    shape: LocalShape, *, cluster: str, ports: Sequence[int], control_ports: Sequence[int] = ()
+) -> ClusterMap:
+    """The first map of a local cluster: node number i on `ports[i]`, one target on each.
+
+    With `control_ports` the map says where the worker of each node serves the control API.
+    """
     # numpy comes with it; a cluster that is there already does without.
     from ..cluster.groups import plan_groups
 
@@ -108,7 +113,7 @@ def plan_local_map(shape: LocalShape, *, cluster: str, ports: Sequence[int]) -> 
         for n in names
     ]
     members = plan_groups({target.node: [target.name] for target in targets}, shape.code.width)
-    return ClusterMap(
+    cluster_map = ClusterMap(
         cluster=cluster,
         epoch=1,
         code=shape.code,
@@ -121,3 +126,13 @@ def plan_local_map(shape: LocalShape, *, cluster: str, ports: Sequence[int]) -> 
             Group(name=f"g{number:04}", targets=group) for number, group in enumerate(members)
         ),
     )
+    return add_control(cluster_map, control_ports) if control_ports else cluster_map
+
+
+def add_control(cluster_map: ClusterMap, ports: Sequence[int]) -> ClusterMap:
+    """The same map with a control address on this machine for each node. The epoch stays."""
+    nodes = tuple(
+        replace(node, control=f"{HOST}:{port}")
+        for node, port in zip(cluster_map.nodes, ports, strict=True)
+    )
+    return replace(cluster_map, nodes=nodes)

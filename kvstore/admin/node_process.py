@@ -1,4 +1,4 @@
-"""One running `kvstored`: found by its pid *and* its command line, signalled, waited for.
+"""One running `kvstored` or `gc_worker`, found by its pid *and* its command line, and signalled.
 
 A pid alone proves nothing: the process may have ended and the kernel given its number to another.
 So a process is opened first (pidfd_open), which pins it, and looked at then; signals go to what was
@@ -21,8 +21,6 @@ from typing import Self
 
 from ..errors import NodeError
 
-MODULE = "kvstore.node"
-SCRIPT = "kvstored"
 STATE_POLL_S = 0.01
 ENDED_STATES = ("Z", "X")
 PID_MAX = 1 << 22
@@ -32,16 +30,30 @@ NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
 (ENOENT, or EINVAL on older kernels)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a process runs: as `python -m MODULE`, or as an installed SCRIPT."""
+
+    module: str
+    script: str
+
+
+KVSTORED = Program("kvstore.node", "kvstored")
+GC_WORKER = Program("gc_worker", "gc_worker")
+
+
 class NodeProcess:
-    """A live process that serves one node of one map. Close it, or use it in `with`."""
+    """A live process for one node of one map. Close it, or use it in `with`."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
         self._descriptor = descriptor
 
     @classmethod
-    def find(cls, pid: int, *, cluster_path: Path, node: str) -> NodeProcess | None:
-        """The process `pid` if it is alive and a `kvstored` for exactly this map and node.
+    def find(
+        cls, pid: int, *, cluster_path: Path, node: str, program: Program = KVSTORED
+    ) -> NodeProcess | None:
+        """The process `pid` if it is alive and runs `program` for exactly this map and node.
 
         Raises NodeError if the system does not say, as when no more files may be opened: a node
         about which nothing is known must not count as ended.
@@ -57,7 +69,7 @@ class NodeProcess:
         except OSError as error:
             os.close(descriptor)
             raise _unknown(pid, node, error) from error
-        if not is_command_of_node(command, cluster_path=cluster_path, node=node):
+        if not is_command_of_node(command, cluster_path=cluster_path, node=node, program=program):
             os.close(descriptor)
             return None
         return cls(pid, descriptor)
@@ -165,13 +177,14 @@ def _wait(
     return [node for node in nodes if not processes[node].wait_for_end(deadline_s=due_s - clock())]
 
 
-def is_command_of_node(command: Sequence[str], *, cluster_path: Path, node: str) -> bool:
-    """Whether a command line is that of `kvstored` for exactly this map (absolute) and node."""
-    is_module = any(
-        flag == "-m" and name in (MODULE, f"{MODULE}.main") for flag, name in pairwise(command)
-    )
+def is_command_of_node(
+    command: Sequence[str], *, cluster_path: Path, node: str, program: Program = KVSTORED
+) -> bool:
+    """Whether a command line is that of `program` for exactly this map (absolute) and node."""
+    names = (program.module, f"{program.module}.main")
+    is_module = any(flag == "-m" and name in names for flag, name in pairwise(command))
     # A script with a shebang runs as: interpreter, path of the script, its arguments.
-    is_script = SCRIPT in [os.path.basename(word) for word in command[:2]]
+    is_script = program.script in [os.path.basename(word) for word in command[:2]]
     if not is_module and not is_script:
         return False
     given = _option(command, "--cluster")

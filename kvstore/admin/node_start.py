@@ -23,7 +23,7 @@ from ..cluster.entities import Node
 from ..errors import InvalidArgument, NodeError
 from .exit_codes import ExitCode
 from .local_folder import LocalFolder, NodeOptions, NodeRecord
-from .node_process import MODULE
+from .node_process import KVSTORED
 from .quantities import format_size
 
 LISTEN_BACKLOG = 512
@@ -146,7 +146,8 @@ def spawn_node(
 
 def node_command(cluster_path: Path, node: str, options: NodeOptions, listen_fd: int) -> list[str]:
     """The command line of a node; `node_process` recognises it by its first options."""
-    command = [sys.executable, "-m", MODULE, "--cluster", str(cluster_path), "--node", node]
+    command = [sys.executable, "-m", KVSTORED.module]
+    command += ["--cluster", str(cluster_path), "--node", node]
     command += ["--listen-fd", str(listen_fd)]
     if options.segment_size_bytes is not None:
         command += ["--segment-size", str(options.segment_size_bytes)]

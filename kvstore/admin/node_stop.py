@@ -1,5 +1,6 @@
 """Stopping the nodes of a local cluster: exactly those processes that were started for it.
 
+A folder's records are of one program (`LocalFolder.of`): its nodes, or the workers beside them.
 Works from the records that a start left, not from the map, so that nodes can be stopped whose map
 was broken by hand in the meantime.
 """
@@ -7,6 +8,7 @@ was broken by hand in the meantime.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,6 +22,8 @@ from .output import write_remark
 
 ASIDE_SUFFIX = ".foreign"
 CONNECT_S = 0.5
+SIGNAL_DEADLINE_S = 10.0
+"""A killed process ends, and a stopped one stands still, well within this."""
 
 
 class StopOutcome(Enum):
@@ -43,11 +47,33 @@ class StoppedNode:
 
 
 def find_process(folder: LocalFolder, node: str) -> NodeProcess | None:
-    """The live process that was started for a node here, or None."""
+    """The live process of the folder's program that was started for a node here, or None."""
     record = folder.read_record(node)
     if record is None:
         return None
-    return NodeProcess.find(record.pid, cluster_path=folder.cluster_path, node=node)
+    return NodeProcess.find(
+        record.pid, cluster_path=folder.cluster_path, node=node, program=folder.program
+    )
+
+
+def signal_process(folder: LocalFolder, node: str, number: int) -> None:
+    """Send a signal to the process of a node.
+
+    Returns after SIGKILL when the process has ended, and after SIGSTOP when it stands still.
+    Raises NodeError if it is not running, or if that does not come about.
+    """
+    process = find_process(folder, node)
+    if process is None:
+        raise NodeError(node, "is not running")
+    with process:
+        process.send(number)
+        is_done = True
+        if number == signal.SIGKILL:
+            is_done = process.wait_for_end(deadline_s=SIGNAL_DEADLINE_S)
+        elif number == signal.SIGSTOP:
+            is_done = process.wait_for_stop(deadline_s=SIGNAL_DEADLINE_S)
+        if not is_done:
+            raise NodeError(node, f"process {process.pid} ignores signal {number}")
 
 
 def stop_nodes(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
 from .exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 NAME = "cachalot"
 
@@ -35,6 +40,11 @@ def write_remark(text: str) -> None:
     print(f"{NAME}: {text}", file=sys.stderr)
 
 
+def is_terminal() -> bool:
+    """Whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
 def silence_stdout() -> None:
     """Let stdout lead nowhere: the interpreter flushes it once more when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -46,7 +56,7 @@ def write_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: frozenset[str]
 ) -> None:
     """A table: drawn on a terminal, aligned columns otherwise. Other columns are set right."""
-    if sys.stdout.isatty():
+    if is_terminal():
         write_result(draw_table(header, rows, left_columns))
     else:
         write_result(align_columns(header, rows, left_columns))
@@ -72,6 +82,21 @@ def draw_table(
 ) -> str:
     """The same with the colours of a terminal; wider than that rather than cut short."""
     from rich.console import Console
+
+    table = make_table(header, rows, left_columns)
+    plain = align_columns(header, rows, left_columns)
+    needed = max(len(line) for line in plain.splitlines())
+    console = Console()
+    console.width = max(console.width, needed)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().rstrip("\n")
+
+
+def make_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left_columns: frozenset[str]
+) -> Table:
+    """The table that `draw_table` draws, for whoever draws it in place."""
     from rich.table import Table
     from rich.text import Text
 
@@ -82,10 +107,34 @@ def draw_table(
         style = "red" if "down" in row else ""
         # Text, not markup: a name in square brackets is a name.
         table.add_row(*(Text(cell) for cell in row), style=style)
-    plain = align_columns(header, rows, left_columns)
-    needed = max(len(line) for line in plain.splitlines())
-    console = Console()
-    console.width = max(console.width, needed)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get().rstrip("\n")
+    return table
+
+
+class Progress:
+    """How far long work has come; drawn on a terminal only, and on stderr."""
+
+    def __init__(self, advance: Callable[[int, str], None] | None = None) -> None:
+        self._advance = advance
+
+    def show(self, done: int, text: str = "") -> None:
+        """So much of the whole is done; `text` says what is at hand."""
+        if self._advance is not None:
+            self._advance(done, text)
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Progress]:
+    """A bar from 0 to `total` while the block runs, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+
+        def advance(done: int, text: str) -> None:
+            bars.update(task, completed=done, description=f"{what} {text}".rstrip())
+
+        yield Progress(advance)

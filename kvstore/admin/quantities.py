@@ -1,4 +1,4 @@
-"""Sizes, codes and times as people write and read them. Pure."""
+"""Sizes, codes, times, shares and counts as people write and read them. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from ..layout import SHARDS_MAX
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SIZE_RULE = "a size such as 4GiB, 512MiB or 1073741824 (units: KiB, MiB, GiB, TiB)"
 CODE_RULE = "K+M, data and parity shards of a block, such as 10+2"
+DURATION_RULE = "a time such as 3d, 36h, 90min or 259200s (units: d, h, min, s)"
+RATIO_RULE = "a share such as 0.9 or 90%"
+UNITS_S = {"d": 86400, "h": 3600, "min": 60, "s": 1}
+DURATION_S_MAX = 10 * 365 * 86400
 
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s?([A-Za-z]*)")
+_DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s?([a-z]+)\s*")
+_RATIO = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s?(%?)")
 _CODE = re.compile(r"([0-9]{1,4})\+([0-9]{1,4})")
 
 
@@ -57,6 +63,49 @@ def make_code(what: str, k: int, m: int) -> CodeShape:
     return CodeShape(k=k, m=m, write_acks=default_write_acks(k, m))
 
 
+def parse_duration_s(what: str, text: str) -> int:
+    """Seconds that a text such as "3d" or "1d 12h" means; `what` names it in InvalidArgument.
+
+    A number without a unit is refused: seconds, hours and days are all usual here.
+    """
+    rest, total_s = text.strip().lower(), Fraction(0)
+    if not rest:
+        raise InvalidArgument(what, given=repr(text), expected=DURATION_RULE)
+    while rest:
+        found = _DURATION_PART.match(rest)
+        if found is None or found[2] not in UNITS_S:
+            raise InvalidArgument(what, given=repr(text), expected=DURATION_RULE)
+        total_s += Fraction(found[1]) * UNITS_S[found[2]]
+        rest = rest[found.end() :]
+    if total_s.denominator != 1:
+        raise InvalidArgument(what, given=repr(text), expected="a whole number of seconds")
+    if total_s > DURATION_S_MAX:
+        raise InvalidArgument(what, given=repr(text), expected="at most 10 years (3650d)")
+    return int(total_s)
+
+
+def parse_ratio(what: str, text: str) -> float:
+    """0.0 to 1.0 for a text such as "0.9" or "90%"; `what` names it in InvalidArgument."""
+    found = _RATIO.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgument(what, given=repr(text), expected=RATIO_RULE)
+    ratio = Fraction(found[1]) / (100 if found[2] else 1)
+    if ratio > 1:
+        # "90" may be meant as a percentage, and "1.5" as a typing error: nothing is guessed.
+        raise InvalidArgument(what, given=repr(text), expected=f"{RATIO_RULE}, at most 1 or 100%")
+    return float(ratio)
+
+
+def format_ratio(ratio: float) -> str:
+    """A share as a percentage, such as "90 %" or "12.5 %"."""
+    return f"{round(ratio * 100, 1):g} %"
+
+
+def count_of(count: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, such as "1 node" or "1,024 blocks"."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def format_size(size_bytes: int) -> str:
     """A size with the largest unit that leaves at least 1, such as "4.0 GiB"."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -69,7 +118,7 @@ def format_duration(duration_s: float) -> str:
     """A time with its two largest units, such as "3 d 4 h" or "12 s"."""
     rest_s = int(duration_s)
     parts = []
-    for unit, unit_s in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+    for unit, unit_s in UNITS_S.items():
         count, rest_s = divmod(rest_s, unit_s)
         if count:
             parts.append(f"{count} {unit}")

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .control_options import ClusterOption, JsonOption, TokenFileOption, WaitOption
 from .exit_codes import ExitCode
 from .output import write_json, write_result, write_table
-from .quantities import format_duration, format_size
+from .quantities import format_duration, format_ratio, format_size
 
 if TYPE_CHECKING:
-    from .cluster_status import ClusterStatus, NodeStatus
+    from .cluster_status import ClusterStatus, NodeStatus, TargetStatus
+    from .worker_status import WorkersStatus
 
 COLUMNS = (
     "node",
@@ -20,68 +22,127 @@ COLUMNS = (
     "blocks",
     "used",
     "capacity",
+    "fill",
     "reads",
     "rejected",
     "uptime",
+    "worker",
 )
-LEFT_COLUMNS = frozenset({"node", "state", "address"})
+LEFT_COLUMNS = frozenset({"node", "state", "address", "worker"})
+WORKER_DEADLINE_S = 8.0
+TARGET_COLUMNS = ("target", "node", "state", "blocks", "used", "capacity", "fill", "quarantined")
+TARGET_LEFT_COLUMNS = frozenset({"target", "node", "state"})
 
 
 def status(
-    cluster: Annotated[Path, typer.Option(help="The cluster map.", metavar="FILE")],
-    wait_s: Annotated[
-        float, typer.Option(help="How long to wait for answers.", metavar="S", min=0.01, max=60.0)
-    ] = 2.0,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    cluster: ClusterOption,
+    with_targets: Annotated[
+        bool, typer.Option("--targets", help="Also show each target (folder) of each node.")
+    ] = False,
+    wait_s: WaitOption = 2.0,
+    token_file: TokenFileOption = None,
+    is_json: JsonOption = False,
 ) -> None:
-    """Show each node of a cluster, and how many may still fail.
+    """Show nodes, redundancy, and how many may still fail.
 
-    Ends with exit code 6 if a node is down.
+    Works without any gc_worker, but only they count shards. Ends with exit code 6 if a node is
+    down.
     """
     # Here, because the client and numpy take longer to load than `--help` should.
     import asyncio
 
-    from .cluster_status import render_json, summarise
+    from .cluster_status import render_json
 
-    found = asyncio.run(_ask(cluster, wait_s))
+    found, workers = asyncio.run(_ask(cluster, wait_s, token_file))
     if is_json:
-        write_json(render_json(found))
+        write_json(render_json(found, workers))
     else:
-        rows = [render_row(node) for node in found.nodes]
-        write_table(COLUMNS, rows, left_columns=LEFT_COLUMNS)
-        problems = [f"{node.node}: {node.problem}" for node in found.nodes if node.problem]
-        write_result("\n".join(["", *problems, summarise(found)]))
+        _write(found, workers, with_targets=with_targets)
     if found.nodes_alive < len(found.nodes):
         raise typer.Exit(ExitCode.NODES_DOWN)
 
 
-async def _ask(path: Path, deadline_s: float) -> "ClusterStatus":
+async def _ask(
+    path: Path, deadline_s: float, token_file: Path | None
+) -> "tuple[ClusterStatus, WorkersStatus]":
+    import asyncio
+
     from ..client import StoreClient
     from .cluster_status import describe_cluster
+    from .worker_status import ask_workers
 
     async with StoreClient.connect(path) as store:
-        reports = await store.node_reports(deadline_s=deadline_s)
-        return describe_cluster(store.map, reports)
+        # A worker loads its API when it is asked for the first time.
+        worker_deadline_s = max(deadline_s, WORKER_DEADLINE_S)
+        asked = asyncio.to_thread(ask_workers, store.map, path, token_file, worker_deadline_s)
+        reports, workers = await asyncio.gather(store.node_reports(deadline_s=deadline_s), asked)
+        return describe_cluster(store.map, reports), workers
 
 
-def render_row(node: "NodeStatus") -> list[str]:
+def _write(found: "ClusterStatus", workers: "WorkersStatus", *, with_targets: bool) -> None:
+    from .cluster_status import describe_policy, summarise
+
+    rows = [render_row(node, workers.state_of(node.node).value) for node in found.nodes]
+    write_table(COLUMNS, rows, left_columns=LEFT_COLUMNS)
+    if with_targets:
+        targets = [
+            render_target(node.node, target) for node in found.nodes for target in node.targets
+        ]
+        write_result("")
+        write_table(TARGET_COLUMNS, targets, left_columns=TARGET_LEFT_COLUMNS)
+    problems = [f"{node.node}: {node.problem}" for node in found.nodes if node.problem]
+    problems += [
+        f"{target.target}: its folder was removed or replaced; it stores nothing until it is back"
+        for node in found.nodes
+        for target in node.targets
+        if target.is_lost
+    ]
+    if workers.remark:
+        problems.append(workers.remark)
+    last = [workers.redundancy.describe(), describe_policy(found), workers.describe()]
+    write_result("\n".join(["", *problems, *last, summarise(found)]))
+
+
+def render_row(node: "NodeStatus", worker: str) -> list[str]:
     """The cells of one node, in the order of COLUMNS; "-" for what is not known."""
-
-    def shown(value: int | None) -> str:
-        return "-" if value is None else str(value)
-
-    def size(value: int | None) -> str:
-        return "-" if value is None else format_size(value)
-
+    state = "alive" if node.is_alive else "down"
     return [
         node.node,
-        "alive" if node.is_alive else "down",
-        shown(node.pid),
+        "draining" if node.is_draining else state,
+        _shown(node.pid),
         node.address,
-        shown(node.blocks),
-        size(node.used_bytes),
-        size(node.capacity_bytes),
-        shown(node.reads),
-        shown(node.rejected_shards),
+        _shown(node.blocks),
+        _size(node.used_bytes),
+        _size(node.capacity_bytes),
+        _ratio(node.fill_ratio),
+        _shown(node.reads),
+        _shown(node.rejected_shards),
         "-" if node.uptime_s is None else format_duration(node.uptime_s),
+        worker,
     ]
+
+
+def render_target(node: str, target: "TargetStatus") -> list[str]:
+    """The cells of one target, in the order of TARGET_COLUMNS."""
+    return [
+        target.target,
+        node,
+        "lost" if target.is_lost else "serving",
+        _shown(target.blocks),
+        _size(target.used_bytes),
+        _size(target.capacity_bytes),
+        _ratio(target.fill_ratio),
+        _shown(target.quarantined),
+    ]
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else format_size(value)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else format_ratio(value)

@@ -12,7 +12,7 @@ import typer
 from .folder_option import parse_folder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
-from .quantities import format_size, parse_code, parse_size_bytes
+from .quantities import count_of, format_size, parse_code, parse_size_bytes
 
 if TYPE_CHECKING:
     from .local_cluster import LocalCluster
@@ -57,6 +57,10 @@ def up(
     sync: Annotated[
         Sync | None, typer.Option(help="When written shards are put on the device (interval).")
     ] = None,
+    is_without_gc: Annotated[
+        bool,
+        typer.Option("--no-gc", help="Start no gc_worker: nothing is evicted, scrubbed, repaired."),
+    ] = False,
     wait_s: Annotated[
         float,
         typer.Option(help="How long to wait for all nodes.", metavar="S", min=0.1, max=3600.0),
@@ -87,10 +91,17 @@ def up(
     if is_foreground:
         # As Ctrl-C, from the start on: no node is left behind then.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    cluster, started = LocalCluster.bring_up(folder, wishes, options, deadline_s=wait_s)
-    if not is_foreground:
+    cluster, started = LocalCluster.bring_up(
+        folder, wishes, options, gc=not is_without_gc, deadline_s=wait_s
+    )
+    if is_foreground:
+        _stay(cluster, started, is_json=is_json)
+    else:
         report(cluster, started, is_json=is_json)
-        return
+
+
+def _stay(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
+    """Report, wait for Ctrl-C or SIGTERM, and stop the cluster."""
     with cluster, suppress(KeyboardInterrupt):
         report(cluster, started, is_json=is_json)
         while True:
@@ -118,8 +129,11 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
     ]
     write_table(COLUMNS, rows, left_columns=frozenset(COLUMNS))
     running = len(rows) - len(started)
+    workers = sum(cluster.workers.pid(node.name) is not None for node in cluster.map.nodes)
     write_result(
-        f"\n{len(started)} nodes started, {running} were running; map: {cluster.cluster_path}\n"
+        f"\n{count_of(len(started), 'node')} started, {running} {'was' if running == 1 else 'were'}"
+        f" running; map: {cluster.cluster_path}\n"
+        f"{count_of(workers, 'gc_worker')} beside them\n"
         f"to stop them: cachalot down --dir {cluster.folder}"
     )
 
@@ -137,6 +151,9 @@ def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
                 "pid": cluster.node_pid(node.name),
                 "is_started": node.name in started,
                 "log_path": str(cluster.log_path(node.name)),
+                "control": node.control,
+                "worker_pid": cluster.workers.pid(node.name),
+                "worker_log_path": str(cluster.workers.log_path(node.name)),
             }
             for node in cluster.map.nodes
         ],

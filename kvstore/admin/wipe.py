@@ -17,6 +17,18 @@ from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
 from .local_folder import LocalFolder
 from .local_plan import target_path
+from .node_process import GC_WORKER
+
+SOFT_STATE = (
+    "index.arrow*",
+    "segment-*.used*",
+    "policy.json",
+    "policy.tmp",
+    "gc.lock",
+    "gc-journal*",
+    "gc-scrub.json*",
+)
+"""Patterns of what a node and its worker keep in a target beside the segments."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,9 +52,14 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
         _plan_node(plan, folder, cluster_map, node.name)
     plan.folders.append(folder.nodes_path)
     # The map goes last: as long as it is there, a wipe that broke off can be run again.
-    top = [folder.options_path, _temporary(folder.options_path), folder.cluster_path]
-    _plan_files(plan, top)
-    _note_kept(plan, {folder.record_path(node.name) for node in cluster_map.nodes})
+    top = [folder.options_path, _temporary(folder.options_path), folder.token_path]
+    _plan_files(plan, [*top, folder.cluster_path])
+    records = {
+        place.record_path(node.name)
+        for node in cluster_map.nodes
+        for place in (folder, folder.of(GC_WORKER))
+    }
+    _note_kept(plan, records)
     return plan
 
 
@@ -55,7 +72,8 @@ def _plan_node(plan: WipePlan, folder: LocalFolder, cluster_map: ClusterMap, nod
         elif place.exists():
             plan.kept.append(place)
     # Not the record itself: a stop removes it, and a dry run must name the same files as a run.
-    _plan_files(plan, [_temporary(folder.record_path(node)), folder.log_path(node)])
+    for one in (folder, folder.of(GC_WORKER)):
+        _plan_files(plan, [_temporary(one.record_path(node)), one.log_path(node)])
     plan.folders.append(folder.node_path(node))
 
 
@@ -68,8 +86,9 @@ def _plan_target(plan: WipePlan, place: Path, *, cluster: str, target: str) -> N
         return
     segments, unfinished = find_segment_files(place)
     lock = place / LOCK_NAME
+    soft = sorted(path for pattern in SOFT_STATE for path in place.glob(pattern))
     # The identity goes last, for the same reason as the map.
-    _plan_files(plan, [*segments, *unfinished, lock, _temporary(identity), identity])
+    _plan_files(plan, [*segments, *unfinished, *soft, lock, _temporary(identity), identity])
     plan.locks.append(lock)
     plan.folders.append(place)
 

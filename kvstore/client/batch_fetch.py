@@ -54,6 +54,8 @@ class BatchResult:
     decoded: int
     rejected: int
     ended: FetchEnd
+    decode_s: float = 0.0
+    """What it took to put the blocks together and check them."""
 
 
 class BatchFetch:
@@ -89,6 +91,7 @@ class BatchFetch:
         self._deadline_s = 0.0
         self._rejected = 0
         self._ended = 0
+        self._decode_s = 0.0
 
     async def run(self, deadline_s: float) -> BatchResult:
         """Asks, waits and verifies; returns after `deadline_s` seconds at the latest."""
@@ -119,6 +122,7 @@ class BatchFetch:
             decoded=self.verifier.count_decoded(blocks),
             rejected=self._rejected,
             ended=FetchEnd.COMPLETE if blocks == len(self.batch) else self._end,
+            decode_s=self._decode_s,
         )
 
     def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
@@ -228,7 +232,9 @@ class BatchFetch:
 
     def _assemble(self) -> None:
         self.has_assembled = True
+        begun_s = self._loop.time()
         self._count_rejected(self.verifier.assemble())
+        self._decode_s += self._loop.time() - begun_s
 
     def _time_lateness(self) -> None:
         """Once so few shards are missing that the others can replace them, they must not take much

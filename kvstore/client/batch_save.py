@@ -57,6 +57,7 @@ class BatchSave:
         *,
         namespace: Namespace,
         keys: Sequence[bytes],
+        anchor: bytes,
         first_block: int,
         ttl_class: str,
         channels: Sequence[NodeChannel],
@@ -67,6 +68,7 @@ class BatchSave:
         self._batch = batch
         self._namespace = namespace
         self._keys = keys
+        self._anchor = anchor
         self._first_block = first_block
         self._ttl_class = ttl_class
         self._channels = channels
@@ -153,6 +155,7 @@ class BatchSave:
         head["k"], head["m"], head["shard"] = self._code.k, self._code.m, shard
         head["shard_bytes"] = self._batch.shard_bytes
         head["block_bytes"] = self._batch.geometry.block_bytes
+        head["anchor"] = np.void(self._anchor)
         return head.tobytes()
 
     def _items(self, versions: list[int]) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .notes import NoteSender
 from .results import ClientCounters
 from .router import Router
 from .scratch import ScratchPool
@@ -22,6 +23,7 @@ class ClientContext:
     router: Router
     scratch: ScratchPool
     counters: ClientCounters
+    notes: NoteSender
     loop: asyncio.AbstractEventLoop
     clock: Callable[[], float]
 

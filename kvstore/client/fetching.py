@@ -62,6 +62,8 @@ async def fetch_blocks(
         rejected_shards=sum(one.rejected for one in results),
         elapsed_s=context.clock() - started_at_s,
     )
+    for one in results:
+        context.notes.book.note_decode(one.decode_s)
     context.counters.blocks_fetched += result.blocks
     context.counters.blocks_decoded += result.decoded_blocks
     return result

@@ -50,7 +50,7 @@ class Router:
 
     def span_of(self, keys: Sequence[bytes], block: int) -> SpanPlacement:
         """Placement of the span that block `block` of the chain `keys` belongs to."""
-        anchor = keys[block - block % SPAN_BLOCKS]
+        anchor = anchor_of(keys, block)
         placement = self._placed.get(anchor)
         if placement is None:
             placement = self._placed[anchor] = self._placement.place(anchor)
@@ -73,6 +73,11 @@ class Router:
         if channel is None:
             channel = self._channels[target, lane] = self._open_channel(target)
         return channel
+
+    def channel_in_use(self) -> NodeChannel | None:
+        """Some channel that was opened before and whose node is not known to be down, if any."""
+        channels = self._channels.values()
+        return next((one for one in channels if one.health.is_available), None)
 
     def _open_channel(self, target: str) -> NodeChannel:
         node = self.map.node_of(target)
@@ -106,6 +111,11 @@ class Router:
             channel.close()
         self._channels.clear()
         self._turned.clear()
+
+
+def anchor_of(keys: Sequence[bytes], block: int) -> bytes:
+    """The key of the first block of the span that block `block` of the chain belongs to."""
+    return keys[block - block % SPAN_BLOCKS]
 
 
 def split_into_batches(

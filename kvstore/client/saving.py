@@ -21,7 +21,8 @@ from .inquiry import ask_node
 from .matching import present_blocks
 from .pipeline import SAVES_IN_FLIGHT, run_in_order
 from .results import SaveResult
-from .router import Lane, split_into_batches
+from .router import Lane, anchor_of, split_into_batches
+from .shard_read import IgnoredAnswer
 
 INQUIRY_DEADLINE_S = 0.25
 INQUIRY_SHARE = 0.2
@@ -65,6 +66,7 @@ async def save_blocks(
                 batch,
                 namespace=namespace,
                 keys=keys[start:end],
+                anchor=anchor_of(keys, start),
                 first_block=start,
                 ttl_class=ttl_class,
                 channels=channels,
@@ -113,10 +115,33 @@ async def _unknown_runs(
             remaining_s = context.remaining_s(end_at_s)
             readable, may_be = await _look_up(context, keys, start, end, remaining_s, claimed)
             doubtful += int(may_be.sum())
+            _renew(context, keys, start, readable)
             unknown += _false_runs(readable | may_be, start)
         else:
             unknown.append((start, end))
     return unknown, doubtful
+
+
+def _renew(
+    context: ClientContext, keys: Sequence[bytes], start: int, is_readable: NDArray[np.bool_]
+) -> None:
+    """Blocks from `start` on that are stored already and are saved again were used just now."""
+    known = [keys[start + row] for row in np.flatnonzero(is_readable).tolist()]
+    if not known:
+        return
+    items = np.zeros(len(known), wire.TOUCH_ITEM)
+    items["key"] = np.frombuffer(b"".join(known), "V32")
+    items["last_used_s"] = wire.USED_NOW_S
+    body = items.tobytes()
+    for channel in context.router.shard_channels(context.router.span_of(keys, start), Lane.READ):
+        if channel.health.is_available:
+            channel.submit(
+                wire.Op.TOUCH,
+                IgnoredAnswer(),
+                body=body,
+                count=len(known),
+                deadline_s=INQUIRY_DEADLINE_S,
+            )
 
 
 async def _look_up(

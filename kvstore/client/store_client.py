@@ -34,6 +34,7 @@ from .arguments import (
 from .context import ClientContext
 from .fetching import fetch_blocks
 from .matching import match_blocks
+from .notes import NoteSender
 from .results import ClientCounters, FetchResult, SaveResult
 from .router import Router
 from .saving import forget_blocks, save_blocks
@@ -69,6 +70,7 @@ class StoreClient:
             router=Router(cluster_map, loop, clock),
             scratch=ScratchPool(),
             counters=ClientCounters(),
+            notes=NoteSender(lambda: self._shared.router, loop),
             loop=loop,
             clock=clock,
         )
@@ -112,15 +114,18 @@ class StoreClient:
         return self._shared.counters
 
     async def finish_writes(self, *, deadline_s: float = 1.0) -> None:
-        """Waits until the nodes that were still busy when a save returned have answered too."""
+        """Waits until the nodes that were still busy when a save returned have answered too, and
+        until a node has this client's statistics."""
         with suppress(TimeoutError):
             async with asyncio.timeout(check_deadline(deadline_s)):
                 for router in (self._shared.router, *self._old_routers):
                     await router.wait_until_written()
+                await self._shared.notes.flush()
 
     def close(self) -> None:
         """Closes all connections. Operations that run end with what they have."""
         self._is_closed = True
+        self._shared.notes.close()
         for router in (self._shared.router, *self._old_routers):
             router.close()
 
@@ -135,7 +140,14 @@ class StoreClient:
         context = self._context("match")
         check_keys(namespace, keys)
         deadline_s = check_deadline(deadline_s)
-        return await match_blocks(context.router, keys, deadline_s, context.loop)
+        started_at_s = context.clock()
+        matched = await match_blocks(context.router, keys, deadline_s, context.loop)
+        elapsed_s = context.clock() - started_at_s
+        context.notes.book.note_match(
+            namespace, asked=len(keys), matched=matched, elapsed_s=elapsed_s
+        )
+        context.notes.wake()
+        return matched
 
     async def fetch(
         self,
@@ -160,7 +172,7 @@ class StoreClient:
         block_bytes = namespace.layout.block_bytes
         views, held = hold_buffers(buffers, block_bytes, writable=True)
         with held:
-            return await fetch_blocks(
+            result = await fetch_blocks(
                 context,
                 keys,
                 first_block=first_block,
@@ -169,6 +181,9 @@ class StoreClient:
                 block_bytes=block_bytes,
                 deadline_s=deadline_s,
             )
+        context.notes.book.note_fetch(namespace, asked=len(views), result=result)
+        context.notes.wake()
+        return result
 
     async def save(
         self,

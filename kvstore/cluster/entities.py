@@ -32,10 +32,14 @@ def default_write_acks(k: int, m: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One storage-node process. `address` is "host:port", an IPv6 host in brackets."""
+    """One storage-node process. `address` is "host:port", an IPv6 host in brackets.
+
+    `control`: where the worker beside it serves the control API, in the same form; None if nowhere.
+    """
 
     name: str
     address: str
+    control: str | None = None
 
     @property
     def host(self) -> str:

@@ -83,6 +83,7 @@ def render_cluster_map(cluster_map: ClusterMap) -> str:
     for node in cluster_map.nodes:
         lines += ["", "[[nodes]]", f"name = {_quoted(node.name)}"]
         lines += [f"address = {_quoted(node.address)}"]
+        lines += [] if node.control is None else [f"control = {_quoted(node.control)}"]
     for target in cluster_map.targets:
         lines += ["", "[[targets]]", f"name = {_quoted(target.name)}"]
         lines += [f"node = {_quoted(target.node)}", f"path = {_quoted(target.path)}"]

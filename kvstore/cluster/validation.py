@@ -28,6 +28,7 @@ CLUSTER_PATTERN = re.compile(r"[0-9a-f]{32}")
 IPV6_PATTERN = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 HOST_LABEL_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
+ADDRESS_RULE = '"host:port" with a port from 1 to 65535'
 NAME_RULE = "1 to 32 of A-Z a-z 0-9 . _ -, the first a letter or digit"
 
 
@@ -137,10 +138,15 @@ def _check_code(top: _Table) -> CodeShape | None:
 
 
 def _check_node(table: _Table) -> Node | None:
-    table.refuse_unknown(("name", "address"))
+    table.refuse_unknown(("name", "address", "control"))
     name = table.name()
-    address = table.text("address", '"host:port" with a port from 1 to 65535', is_address)
-    return None if name is None or address is None else Node(name=name, address=address)
+    address = table.text("address", ADDRESS_RULE, is_address)
+    control = None
+    if "control" in table.values:
+        control = table.text("control", ADDRESS_RULE, is_address)
+    if name is None or address is None:
+        return None
+    return Node(name=name, address=address, control=control)
 
 
 def _check_target(table: _Table) -> Target | None:
@@ -174,7 +180,9 @@ def _check_group(table: _Table) -> Group | None:
 def _check_nodes(nodes: list[Node | None], problems: list[str]) -> None:
     known = [node for node in nodes if node is not None]
     _note_twice("nodes: name", [node.name for node in known], problems)
-    _note_twice("nodes: address", [_canonical_address(node) for node in known], problems)
+    addresses = [_canonical_address(node.address) for node in known]
+    controls = [_canonical_address(node.control) for node in known if node.control is not None]
+    _note_twice("nodes: address", [*addresses, *controls], problems)
 
 
 def _check_targets(
@@ -253,11 +261,12 @@ def _is_ipv6(host: str) -> bool:
     return IPV6_PATTERN.fullmatch(host) is not None and _is_ip(host)
 
 
-def _canonical_address(node: Node) -> str:
-    host = node.host.lower()
+def _canonical_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]").lower()
     if _is_ipv6(host):
         host = f"[{IPv6Address(host)}]"
-    return f"{host}:{node.port}"
+    return f"{host}:{int(port)}"
 
 
 def _is_path(path: str) -> bool:

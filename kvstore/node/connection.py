@@ -105,6 +105,8 @@ class Connection:
         self._reader = RequestReader()
         self._transfer = SocketTransfer(sock, node.disk, reactor.scratch)
         self._operation: Operation | None = None
+        self._op = 0
+        self._begun_at_s = 0.0
         # What the operation is to be resumed with, once `_has_answer` says that it is there.
         self._answer: Any = None
         self._has_answer = False
@@ -223,6 +225,7 @@ class Connection:
         header, body = arrived
         allowed_s = header.deadline_ms / 1000 if header.deadline_ms else NO_DEADLINE_S
         request = Request(header, body, self._received_at_s + allowed_s)
+        self._op, self._begun_at_s = header.op, self._node.clock.monotonic_s()
         answer = plan_at_once(self._node, self._session, request)
         if answer is None:
             self._operation = begin_operation(self._node, self._session, request)
@@ -234,6 +237,8 @@ class Connection:
             operation: Generator[Effect, Any, Any] = answer.hold()
             next(operation)
             self._operation = operation
+        else:
+            self._note_end()
         return True
 
     def _run(self) -> bool:
@@ -256,7 +261,11 @@ class Connection:
             return self._operation.send(answer)
         except StopIteration:
             self._operation = None
+            self._note_end()
             return None
+
+    def _note_end(self) -> None:
+        self._node.requests.note(self._op, self._begun_at_s, self._node.clock.monotonic_s())
 
     def _begin_effect(self, effect: Effect) -> None:
         transfer = self._transfer

@@ -10,6 +10,21 @@ from .. import wire
 from .answers import Request, answer
 from .effects import Operation, Send
 from .node import Node
+from .scan_operation import pack_empty_scan
+
+_RECORDS = {
+    wire.Op.REPORT: wire.REPORT_ITEM,
+    wire.Op.EVICT: wire.EVICT_ITEM,
+    wire.Op.WITHDRAW: wire.WITHDRAW_ITEM,
+    wire.Op.TOUCH: wire.TOUCH_ITEM,
+}
+"""Requests of records; the answer has a byte for each of them."""
+_ANSWER_BYTES = {
+    wire.Op.REPORT: int(wire.ReportOutcome.ABSENT),
+    wire.Op.EVICT: int(wire.EvictOutcome.ABSENT),
+    wire.Op.WITHDRAW: int(wire.EvictOutcome.ABSENT),
+    wire.Op.TOUCH: 0,
+}
 
 
 def answer_as_empty(node: Node, request: Request) -> Operation:
@@ -18,9 +33,12 @@ def answer_as_empty(node: Node, request: Request) -> Operation:
     if op is wire.Op.READ:
         wire.parse_read(request.body, count)
         body = wire.pack_part(0, bytes(count * wire.PART_RECORD.itemsize))
-    elif op is wire.Op.REPORT:
-        wire.parse_records(request.body, wire.REPORT_ITEM, count)
-        body = bytes([wire.ReportOutcome.ABSENT]) * count
+    elif op is wire.Op.SCAN:
+        wire.parse_scan(request.body)
+        body = pack_empty_scan()
+    elif op in _RECORDS:
+        wire.parse_records(request.body, _RECORDS[op], count)
+        body = bytes([_ANSWER_BYTES[op]]) * count
     else:
         wire.split_keys(request.body, count)
         answer_bytes = {

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NoReturn
 
 from ..cluster.entities import ClusterMap
@@ -30,6 +31,7 @@ from .disk import OsDisk
 from .event_log import set_up_logging
 from .map_follower import MapFollower
 from .node import Node
+from .policy_store import PolicyStore
 from .segment import TargetIdentity
 from .server import Server, ServerSettings
 from .target import Target, TargetSettings
@@ -65,22 +67,28 @@ def _run(arguments: NodeArguments) -> None:
     with ExitStack() as stack:
         targets = stack.enter_context(_open_targets(arguments, cluster_map))
         listener = stack.enter_context(_listen(arguments, cluster_map))
-        clock = SystemClock()
+        clock, disk = SystemClock(), OsDisk()
         node = Node(
             name=arguments.node,
             cluster=cluster_map.cluster_id,
             epoch=cluster_map.epoch,
             targets=targets,
-            disk=OsDisk(),
+            disk=disk,
             clock=clock,
             pool=BufferPool(arguments.memory_bytes),
             sync=arguments.sync,
+            policy=PolicyStore(_policy_folder(targets), disk),
             pid=os.getpid(),
             version=_version(),
             started_s=clock.monotonic_s(),
             follower=MapFollower(source, cluster_map, arguments.node, clock),
         )
         _serve(node, listener)
+
+
+def _policy_folder(targets: Mapping[int, Target]) -> Path | None:
+    """Where the policy lies: with the first target in the map."""
+    return next((target.folder.path for target in targets.values()), None)
 
 
 def _serve(node: Node, listener: socket.socket) -> None:
@@ -120,7 +128,10 @@ def _open_targets(
                 entry.folder(arguments.cluster_path),
                 TargetIdentity(cluster_map.cluster_id, entry.name),
                 capacity_bytes=entry.size_bytes,
-                settings=TargetSettings(segment_bytes=arguments.segment_bytes),
+                settings=TargetSettings(
+                    segment_bytes=arguments.segment_bytes,
+                    hash_seed=int.from_bytes(os.urandom(8)),
+                ),
                 disk=disk,
                 clock=SystemClock(),
                 pid=os.getpid(),

@@ -11,6 +11,9 @@ from .buffers import BufferPool
 from .clock import Clock
 from .disk import Disk
 from .map_follower import MapFollower
+from .notes import ClientNotes
+from .policy_store import PolicyStore
+from .statistics import RequestMeter
 from .target import Target
 
 
@@ -59,22 +62,31 @@ class Node:
     clock: Clock
     pool: BufferPool
     sync: SyncPolicy
+    policy: PolicyStore
     pid: int
     version: str
     started_s: float
     follower: MapFollower | None = None
     connections: int = 0
     counters: NodeCounters = field(default_factory=NodeCounters)
+    requests: RequestMeter = field(default_factory=RequestMeter)
+    notes: ClientNotes = field(default_factory=ClientNotes)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the policy says that this node takes no more shards."""
+        return self.policy.is_draining(self.name)
 
 
 def describe_node(node: Node) -> dict[str, Any]:
     """The answer to STAT, as JSON will show it. The names are stable; more may be added.
 
     node, cluster (hex), epoch, version, pid, uptime_s, sync, connections, memory_bytes and
-    memory_limit_bytes (of the buffers), the fields of NodeCounters, and `targets`: a list with, for
-    each target, name, blocks (shards held), used_bytes (of their slots), capacity_bytes, segments,
-    quarantined (slots out of use), is_lost (its folder was removed or replaced), and the fields of
-    TargetStatistics.
+    memory_limit_bytes (of the buffers), the fields of NodeCounters, policy_version, draining (0 or
+    1), requests_last_s (MATCH, READ, WRITE), latency (histograms of some operations), what clients
+    noted (`namespaces`, `client_latency`), and `targets`: a list with what
+    `Target.describe` says of each.
+    docs/formats/wire.md lists every name.
     """
     counters = node.counters
     return {
@@ -89,5 +101,10 @@ def describe_node(node: Node) -> dict[str, Any]:
         "memory_bytes": node.pool.used_bytes,
         "memory_limit_bytes": node.pool.limit_bytes,
         **{name: getattr(counters, name) for name in counters.__slots__},
+        "policy_version": node.policy.current.version,
+        "draining": int(node.is_draining),
+        "requests_last_s": node.requests.requests_last_s(node.clock.monotonic_s()),
+        "latency": node.requests.describe(),
+        **node.notes.describe(),
         "targets": [target.describe() for _, target in sorted(node.targets.items())],
     }

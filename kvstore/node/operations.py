@@ -12,15 +12,20 @@ from .. import wire
 from ..cluster.entities import ClusterMap
 from .answers import Request, answer, refuse, refuse_unread
 from .effects import NeedTurn, Operation, Send, Work
+from .evict_operation import evict, withdraw
 from .freeing import free_slots
+from .ghosts import MissReason
 from .lost_target import answer_as_empty
 from .map_follower import MapFollower
 from .node import Node, describe_node
+from .policy_operation import policy
 from .read_at_once import CopiedAnswer, FileAnswer, plan_read_at_once
 from .read_operation import read
 from .report_operation import report
+from .scan_operation import scan
 from .segment import ABSENT
 from .target import Target
+from .touch_operation import touch
 from .write_operation import write
 
 
@@ -77,8 +82,8 @@ def _begin(node: Node, session: Session, request: Request) -> Operation:
         return refuse_unread(node, request, *refusal)
     if header.op == wire.Op.HELLO:
         return _hello(node, session, request)
-    if header.op == wire.Op.STAT:
-        return _stat(node, request)
+    if header.op in _NODE_OPERATIONS:
+        return _NODE_OPERATIONS[wire.Op(header.op)](node, request)
     target = node.targets[header.target]
     if target.is_lost and header.op != wire.Op.WRITE:
         return answer_as_empty(node, request)
@@ -95,7 +100,8 @@ def find_refusal(node: Node, session: Session, request: Request) -> tuple[wire.S
             return wire.Status.NOT_GREETED, "the first request must be HELLO"
         if header.epoch != node.epoch:
             return wire.Status.STALE_EPOCH, f"epoch {header.epoch}, expected {node.epoch}"
-        if header.op != wire.Op.STAT and not _has_greeted(node, session, header.target):
+        is_for_target = header.op not in _NODE_OPERATIONS
+        if is_for_target and not _has_greeted(node, session, header.target):
             return wire.Status.NOT_GREETED, f"target {header.target} was not greeted"
     if node.clock.monotonic_s() > request.due_s:
         return wire.Status.EXPIRED, ""
@@ -129,7 +135,18 @@ def _hello(node: Node, session: Session, request: Request) -> Operation:
 
 
 def _stat(node: Node, request: Request) -> Operation:
-    yield Send([answer(node, request, body=json.dumps(describe_node(node)).encode())])
+    body = json.dumps(describe_node(node), separators=(",", ":")).encode()
+    assert len(body) <= wire.BODY_BYTES_MAX, "what STAT shows is bounded"
+    yield Send([answer(node, request, body=body)])
+
+
+def _note(node: Node, request: Request) -> Operation:
+    try:
+        node.notes.add(request.body)
+    except ValueError as error:
+        yield from refuse(node, request, wire.Status.BAD_REQUEST, str(error))
+        return
+    yield Send([answer(node, request)])
 
 
 def _match(node: Node, target: Target, request: Request) -> Operation:
@@ -137,6 +154,7 @@ def _match(node: Node, target: Target, request: Request) -> Operation:
     is_here = target.index.contains_each(keys)
     target.statistics.match_keys += len(keys)
     target.statistics.match_hits += int(np.count_nonzero(is_here))
+    target.misses.note(request.body, ~is_here)
     body = np.packbits(is_here, bitorder="little").tobytes()
     yield Send([answer(node, request, body=body, count=len(keys))])
 
@@ -154,6 +172,8 @@ def _locate(node: Node, target: Target, request: Request) -> Operation:
         record["payload_bytes"] = segment.shape.geometry.payload_bytes
         record["generation"] = columns.generation[slot]
         record["block_xxh3"] = columns.block_xxh3[slot]
+        record["last_used_s"] = columns.last_used_s[slot]
+        record["block_index"] = columns.block_index[slot]
     yield Send([answer(node, request, body=records.tobytes(), count=len(keys))])
 
 
@@ -162,6 +182,8 @@ def _forget(node: Node, target: Target, request: Request) -> Operation:
     locations = target.unlink(keys)
     found = [location for location in locations if location != ABSENT]
     target.statistics.forgotten += len(found)
+    gone = [key for key, location in zip(keys, locations, strict=True) if location != ABSENT]
+    target.ghosts.remember(gone, MissReason.FORGOTTEN)
     yield from free_slots(node, target, found)
     body = bytes(location != ABSENT for location in locations)
     yield Send([answer(node, request, body=body, count=len(keys))])
@@ -174,4 +196,14 @@ _TARGET_OPERATIONS: dict[wire.Op, Callable[[Node, Target, Request], Operation]] 
     wire.Op.WRITE: write,
     wire.Op.FORGET: _forget,
     wire.Op.REPORT: report,
+    wire.Op.SCAN: scan,
+    wire.Op.EVICT: evict,
+    wire.Op.WITHDRAW: withdraw,
+    wire.Op.TOUCH: touch,
 }
+_NODE_OPERATIONS: dict[wire.Op, Callable[[Node, Request], Operation]] = {
+    wire.Op.STAT: _stat,
+    wire.Op.POLICY: policy,
+    wire.Op.NOTE: _note,
+}
+"""These concern the node as a whole; a peer that greeted any of its targets may ask them."""

@@ -16,9 +16,8 @@ from .. import wire
 from .answers import Request
 from .effects import Effect, FileUnreadable, Operation, Send, SendFile
 from .node import Node
-from .segment import ABSENT, ReadWay, Segment
+from .segment import ReadWay, Segment
 from .socket_transfer import SocketTransfer
-from .space import plan_runs
 from .target import Target
 
 COPIED_BYTES_MAX = 128 << 10
@@ -88,15 +87,18 @@ def plan_read_at_once(
 ) -> CopiedAnswer | FileAnswer | None:
     """The answer to a READ as one frame, counted; None if it cannot be one."""
     count = request.header.count
-    shard_bytes, keys = wire.parse_read(request.body, count)
+    shard_bytes, is_use, keys = wire.parse_joined_read(request.body)
     payload_bytes = count * shard_bytes
-    locations = target.index.find(keys)
-    if not 0 < payload_bytes <= wire.PAYLOAD_BYTES_MAX or ABSENT in locations:
+    if not 0 < payload_bytes <= wire.PAYLOAD_BYTES_MAX:
         return None
+    end = 0
     runs: list[tuple[Segment, int, int]] = []
     pieces: list[tuple[int, int, int]] = []
     records: list[bytes | memoryview] = [wire.pack_part(0, b"")]
-    for _, location, length in plan_runs(locations):
+    for row, location, length in target.index.find_runs(keys):
+        if row != end:
+            return None
+        end += length
         segment, slot = target.index.resolve(location)
         if segment.payload_bytes != shard_bytes:
             return None
@@ -104,10 +106,13 @@ def plan_read_at_once(
         pieces.append((segment.descriptor, segment.offset(slot), length * shard_bytes))
         first = slot * _RECORD_BYTES
         records.append(segment.columns.part_bytes[first : first + length * _RECORD_BYTES])
+    if end != count:
+        return None
     copies = _copy_all(node, runs, pieces) if payload_bytes <= COPIED_BYTES_MAX else []
     if not copies and not all(run[0].can_send(node.disk, *run[1:]) for run in runs):
         return None
-    note_use(target, runs)
+    if is_use:
+        note_use(target, runs)
     target.statistics.reads += 1
     target.statistics.shards_read += count
     target.statistics.read_bytes += payload_bytes
@@ -134,7 +139,9 @@ def note_use(target: Target, runs: Sequence[tuple[Segment, int, int]]) -> None:
     """Note that the shards of `runs` are used now."""
     now_s = target.clock.unix_ns() // 1_000_000_000
     for segment, slot, count in runs:
-        segment.columns.last_used_s[slot : slot + count] = now_s
+        columns = segment.columns
+        columns.last_used_s[slot : slot + count] = now_s
+        target.classes.note_reads(columns.ttl_class[slot : slot + count])
 
 
 def _pack_head(node: Node, request: Request, body: bytes, payload_bytes: int) -> memoryview:

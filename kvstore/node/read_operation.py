@@ -25,6 +25,7 @@ from .effects import Effect, NeedBuffer, Operation, Send, Work
 from .freeing import free_slots
 from .node import Node
 from .read_at_once import FileAnswer, note_use
+from .segment import ABSENT, Segment
 from .space import SlotRun, plan_runs
 from .target import Target
 
@@ -40,6 +41,7 @@ class _Read:
     target: Target
     request: Request
     shard_bytes: int
+    is_use: bool
     keys: list[bytes]
 
 
@@ -58,16 +60,21 @@ class _Span:
     def end(self) -> int:
         return self.first + len(self.locations)
 
+    @property
+    def slots(self) -> list[tuple[Segment, int, int]]:
+        """Segment, first slot and slots of each run."""
+        return [(run.segment, run.first_slot, run.count) for _, run in self.runs]
+
 
 def read(node: Node, target: Target, request: Request) -> Operation:
     """Answer a READ."""
-    shard_bytes, keys = wire.parse_read(request.body, request.header.count)
+    shard_bytes, is_use, keys = wire.parse_read(request.body, request.header.count)
     if not 0 < shard_bytes <= wire.PAYLOAD_BYTES_MAX:
         text = f"shards of {shard_bytes} bytes, expected 1 to {wire.PAYLOAD_BYTES_MAX}"
         yield from refuse(node, request, wire.Status.BAD_REQUEST, text)
         return
     target.statistics.reads += 1
-    job = _Read(node, target, request, shard_bytes, keys)
+    job = _Read(node, target, request, shard_bytes, is_use, keys)
     first = 0
     buffer: Buffer | None = None
     try:
@@ -121,6 +128,8 @@ def _pack_head(job: _Read, span: _Span, body: bytes, sent: int) -> memoryview:
     statistics.shards_read += sent
     statistics.read_bytes += payload_bytes
     statistics.misses += len(span.locations) - sent
+    if sent < len(span.locations) and job.is_use:
+        _note_misses(job, span)
     return answer(
         job.node,
         job.request,
@@ -131,12 +140,17 @@ def _pack_head(job: _Read, span: _Span, body: bytes, sent: int) -> memoryview:
     )
 
 
+def _note_misses(job: _Read, span: _Span) -> None:
+    """Count why keys are not here. One that is here with a shard of another size is no miss."""
+    is_missed = np.array(span.locations) == ABSENT
+    job.target.misses.note(b"".join(job.keys[span.first : span.end]), is_missed)
+
+
 def _touch(job: _Read, span: _Span) -> None:
     """Note when the shards were used last, and keep their files open until `_let_go`."""
-    now_s = job.node.clock.unix_ns() // 1_000_000_000
+    if job.is_use:
+        note_use(job.target, span.slots)
     for _, run in span.runs:
-        columns, slot = run.segment.columns, run.first_slot
-        columns.last_used_s[slot : slot + run.count] = now_s
         run.segment.pins += 1
 
 
@@ -159,9 +173,9 @@ def _send_from_files(job: _Read, span: _Span) -> Generator[Effect, Any, bool]:
         (run.segment.descriptor, run.segment.offset(run.first_slot), run.count * job.shard_bytes)
         for _, run in span.runs
     ]
-    runs = [(run.segment, run.first_slot, run.count) for _, run in span.runs]
-    note_use(job.target, runs)
-    return (yield from FileAnswer(job.target, head, pieces, runs).hold())
+    if job.is_use:
+        note_use(job.target, span.slots)
+    return (yield from FileAnswer(job.target, head, pieces, span.slots).hold())
 
 
 def _join_records(span: _Span) -> bytes | memoryview:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .disk import Disk
 from .segment import HEADERS_OFFSET, Segment
-from .slot import HEADER_BYTES, SLOT_HEADER, find_whole_headers
+from .slot import CHECKED_BYTES, HEADER_BYTES, SLOT_HEADER, find_whole_headers
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +27,53 @@ BATCH_SLOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class FoundSlots:
-    """Whole slots of a segment: `slots[i]` has `headers[i]` (dtype SLOT_HEADER)."""
+    """Whole slots of a segment: `slots[i]` has `headers[i]` (dtype SLOT_HEADER).
+
+    The headers are good until the next ones are asked for.
+    """
 
     slots: NDArray[np.int64]
     headers: NDArray[Any]
     unreadable: tuple[int, ...]
 
 
-def scan_segment(disk: Disk, segment: Segment) -> Iterator[FoundSlots]:
-    """All whole slots, in batches of at most BATCH_SLOTS; blocks.
+class HeaderScanner:
+    """Reads header tables. Its memory is cut once, which would else take as long as the reading."""
 
-    A slot whose header cannot be read is listed as unreadable, and the scan goes on.
-    """
-    disk.advise(segment.descriptor, os.POSIX_FADV_SEQUENTIAL)
-    for first, last in _written_slots(disk, segment):
-        for start in range(first, last, BATCH_SLOTS):
-            slots = range(start, min(start + BATCH_SLOTS, last))
-            yield _scan_batch(disk, segment, slots)
-    disk.advise(segment.descriptor, os.POSIX_FADV_NORMAL)
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._raw = memoryview(bytearray(BATCH_SLOTS * HEADER_BYTES))
+        self._headers: NDArray[Any] = np.frombuffer(self._raw, SLOT_HEADER)
+        starts = range(0, len(self._raw), HEADER_BYTES)
+        self._checked = [self._raw[at : at + CHECKED_BYTES] for at in starts]
+
+    def scan(self, segment: Segment) -> Iterator[FoundSlots]:
+        """All whole slots of a segment, in batches of at most BATCH_SLOTS; blocks.
+
+        A slot whose header cannot be read is listed as unreadable, and the scan goes on.
+        """
+        disk = self._disk
+        disk.advise(segment.descriptor, os.POSIX_FADV_SEQUENTIAL)
+        for first, last in _written_slots(disk, segment):
+            for start in range(first, last, BATCH_SLOTS):
+                yield self._scan_batch(segment, range(start, min(start + BATCH_SLOTS, last)))
+        disk.advise(segment.descriptor, os.POSIX_FADV_NORMAL)
+
+    def _scan_batch(self, segment: Segment, slots: range) -> FoundSlots:
+        count = len(slots)
+        raw = self._raw[: count * HEADER_BYTES]
+        unreadable: list[int] = []
+        try:
+            self._disk.read(segment.descriptor, raw, segment.header_offset(slots.start))
+        except OSError:
+            unreadable = _read_one_by_one(self._disk, segment, slots, raw)
+        headers = self._headers[:count]
+        is_whole = find_whole_headers(headers, self._checked[:count])
+        is_whole &= headers["payload_bytes"] == segment.payload_bytes
+        whole = np.flatnonzero(is_whole)
+        if len(whole) < count:
+            headers = headers[whole]
+        return FoundSlots(whole + slots.start, headers, tuple(unreadable))
 
 
 def _written_slots(disk: Disk, segment: Segment) -> Iterator[tuple[int, int]]:
@@ -63,19 +92,6 @@ def _written_slots(disk: Disk, segment: Segment) -> Iterator[tuple[int, int]]:
             return
         yield first, last
         next_slot = last
-
-
-def _scan_batch(disk: Disk, segment: Segment, slots: range) -> FoundSlots:
-    raw = bytearray(len(slots) * HEADER_BYTES)
-    unreadable: list[int] = []
-    try:
-        disk.read(segment.descriptor, memoryview(raw), segment.header_offset(slots.start))
-    except OSError:
-        unreadable = _read_one_by_one(disk, segment, slots, memoryview(raw))
-    headers = np.frombuffer(raw, SLOT_HEADER)
-    is_whole = find_whole_headers(headers) & (headers["payload_bytes"] == segment.payload_bytes)
-    whole = np.flatnonzero(is_whole)
-    return FoundSlots(whole + slots.start, headers[whole], tuple(unreadable))
 
 
 def _read_one_by_one(disk: Disk, segment: Segment, slots: range, into: memoryview) -> list[int]:

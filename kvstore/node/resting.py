@@ -49,6 +49,10 @@ class RestingSlots:
         self.slot_count += count
         return self._wake()
 
+    def runs(self) -> list[SlotRun]:
+        """All that rests."""
+        return [*self._runs[0], *self._runs[1]]
+
     def _wake(self) -> list[SlotRun]:
         awake: list[SlotRun] = []
         while not self._sendings[1 - self._phase]:

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from ..wire import PART_RECORD
+from ..key import KEY_BYTES
+from ..wire import KEYS_PER_REQUEST_MAX, PART_RECORD
 from .disk import Disk
 from .page_probe import PageProbe
 from .slot import FORMAT_VERSION, HEADER_BYTES, SlotGeometry
@@ -45,7 +46,8 @@ _HEADER = struct.Struct("<8sIIIIII16s32s")
 _CHECK = struct.Struct("<Q")
 _NAME = re.compile(r"segment-(\d{6,})\.seg")
 HEADERS_PER_CLEAR_MAX = 1024
-_FREE_HEADERS = memoryview(bytes(HEADERS_PER_CLEAR_MAX * HEADER_BYTES))
+_ALL_INDEXED = b"\1" * KEYS_PER_REQUEST_MAX
+FREE_HEADERS = memoryview(bytes(HEADERS_PER_CLEAR_MAX * HEADER_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +99,61 @@ class ReadWay(enum.Enum):
 class SlotColumns:
     """What is known of each slot of a segment, one array a fact; rows of free slots mean nothing.
 
-    `keys[slot]` is None exactly where the index has no entry that points to the slot. `parts`, of
+    `status[slot]` is 1 exactly where the index has an entry that points to the slot. `parts`, of
     dtype wire.PART_RECORD, is what a READ answers, ready to be sent; `part_bytes` is the same
-    memory, and `generation`, `payload_xxh3`, `block_xxh3` and `shard` are columns of it.
+    memory, and `status`, `generation`, `payload_xxh3`, `block_xxh3` and `shard` are columns of it.
+    `key_words` has four little-endian words a key, `key_bytes` is the same memory.
+    `created_ds` is the time of writing in tenths of a second, of which 32 bits are kept: enough for
+    the age of what was written lately. 77 bytes a slot in all.
     """
 
     __slots__ = (
         "block_index",
         "block_xxh3",
-        "created_ns",
+        "created_ds",
         "generation",
-        "keys",
+        "key_bytes",
+        "key_words",
         "last_used_s",
         "part_bytes",
         "parts",
         "payload_xxh3",
         "shard",
+        "status",
         "ttl_class",
     )
 
     def __init__(self, slot_count: int) -> None:
-        self.keys: list[bytes | None] = [None] * slot_count
+        self.key_words = np.zeros((slot_count, KEY_BYTES // 8), np.uint64)
+        self.key_bytes = self.key_words.reshape(-1).view(np.uint8).data
         self.parts = np.zeros(slot_count, PART_RECORD)
         self.part_bytes = self.parts.view(np.uint8).data
+        self.status = self.parts["status"]
         self.generation = self.parts["generation"]
         self.payload_xxh3 = self.parts["payload_xxh3"]
         self.block_xxh3 = self.parts["block_xxh3"]
         self.shard = self.parts["shard"]
-        self.created_ns = np.zeros(slot_count, np.uint64)
+        self.created_ds = np.zeros(slot_count, np.uint32)
         self.last_used_s = np.zeros(slot_count, np.uint32)
         self.block_index = np.zeros(slot_count, np.uint32)
         self.ttl_class = np.zeros(slot_count, np.uint8)
+
+    def key_at(self, slot: int) -> bytes:
+        """The key of a slot that is in the index."""
+        return self.key_bytes[slot * KEY_BYTES : (slot + 1) * KEY_BYTES].tobytes()
+
+    def are_indexed(self, first_slot: int, count: int) -> bool:
+        """Whether the index points to each of these neighbouring slots."""
+        return self._statuses(first_slot, count) == _ALL_INDEXED[:count]
+
+    def has_indexed(self, first_slot: int, count: int) -> bool:
+        """Whether the index points to any of these neighbouring slots."""
+        return b"\1" in self._statuses(first_slot, count)
+
+    def _statuses(self, first_slot: int, count: int) -> bytes:
+        record_bytes = PART_RECORD.itemsize
+        end = (first_slot + count) * record_bytes
+        return self.part_bytes[first_slot * record_bytes : end : record_bytes].tobytes()
 
 
 class Segment:
@@ -203,7 +229,7 @@ class Segment:
         """Write zeros over the headers of neighbouring slots; blocks. OSError if that fails."""
         for at in range(first_slot, first_slot + count, HEADERS_PER_CLEAR_MAX):
             cleared = min(first_slot + count - at, HEADERS_PER_CLEAR_MAX)
-            view = _FREE_HEADERS[: cleared * HEADER_BYTES]
+            view = FREE_HEADERS[: cleared * HEADER_BYTES]
             disk.write(self.descriptor, [view], self.header_offset(at))
 
     def close(self, disk: Disk) -> None:
@@ -241,11 +267,24 @@ def create_segment(
         raise
 
 
-def open_segment(disk: Disk, path: Path, identity: TargetIdentity) -> Segment:
+class SegmentCut(ValueError):
+    """A segment file is shorter than its header says; `shape` is None if not even that is there."""
+
+    def __init__(self, path: Path, size_bytes: int, shape: SegmentShape | None) -> None:
+        expected = HEADERS_OFFSET if shape is None else shape.file_bytes
+        super().__init__(f"is {size_bytes} bytes long, expected {expected}")
+        self.path = path
+        self.size_bytes = size_bytes
+        self.shape = shape
+
+
+def open_segment(
+    disk: Disk, path: Path, identity: TargetIdentity, *, may_be_short: bool = False
+) -> Segment:
     """Open an existing segment file; blocks.
 
-    Raises ValueError, which says what is wrong, if its name, header and size do not fit each other
-    and the identity; OSError if it cannot be read.
+    Raises ValueError, which says what is wrong, if its name and header do not fit each other and
+    the identity; SegmentCut, which is one, if it is too short; OSError if it cannot be read.
     """
     name = _NAME.fullmatch(path.name)
     if name is None:
@@ -254,14 +293,14 @@ def open_segment(disk: Disk, path: Path, identity: TargetIdentity) -> Segment:
     try:
         size_bytes = disk.size(descriptor)
         head = bytearray(_HEADER.size + _CHECK.size)
-        if size_bytes < HEADERS_OFFSET:
-            raise ValueError(f"is {size_bytes} bytes long, expected at least {HEADERS_OFFSET}")
+        if size_bytes < len(head):
+            raise SegmentCut(path, size_bytes, None)
         disk.read(descriptor, memoryview(head), 0)
         shape = parse_segment_header(bytes(head), identity)
         if shape.number != int(name[1]):
             raise ValueError(f"its header says it is segment {shape.number}")
-        if size_bytes < shape.file_bytes:
-            raise ValueError(f"is {size_bytes} bytes long, expected {shape.file_bytes}")
+        if size_bytes < shape.file_bytes and not may_be_short:
+            raise SegmentCut(path, size_bytes, shape)
         return Segment(shape, path, descriptor, *choose_read_way(disk, descriptor))
     except (ValueError, OSError):
         disk.close(descriptor)

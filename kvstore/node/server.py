@@ -52,6 +52,8 @@ class ServerSettings:
     """How often written segments are synced with SyncPolicy.INTERVAL."""
     look_interval_s: float = 1.0
     """How often it is looked whether the targets' folders are still in their place."""
+    access_times_interval_s: float = 60.0
+    """How often it is noted beside the segments when shards were used."""
 
 
 class Server:
@@ -74,10 +76,12 @@ class Server:
         self._is_accepting = False
         self._is_syncing = False
         self._is_looking = False
+        self._is_noting_access = False
         now_s = node.clock.monotonic_s()
         self._check_due_s = now_s
         self._sync_due_s = now_s + self.settings.sync_interval_s
         self._look_due_s = now_s + self.settings.look_interval_s
+        self._access_due_s = now_s + self.settings.access_times_interval_s
         self._stop_due_s: float | None = None
         self._has_ended = False
 
@@ -190,6 +194,31 @@ class Server:
         if now_s >= self._look_due_s:
             self._look_due_s = now_s + self.settings.look_interval_s
             self._look_after_folders()
+        if now_s >= self._access_due_s:
+            self._access_due_s = now_s + self.settings.access_times_interval_s
+            self._note_access_times()
+
+    def _note_access_times(self) -> None:
+        """Have a thread write down when shards were used; see `access_times`."""
+        if self._is_noting_access:
+            return
+        self._is_noting_access = True
+        rounds = [
+            (target.access_times, list(target.space.segments.values()))
+            for target in self.node.targets.values()
+            if not target.is_lost
+        ]
+
+        def deliver(completion: Completion) -> None:
+            self._is_noting_access = False
+            if completion.error is not None:
+                raise completion.error
+
+        def write() -> None:
+            for access_times, segments in rounds:
+                access_times.write(self.node.disk, segments)
+
+        self._workers.submit(write, deliver)
 
     def _look_after_folders(self) -> None:
         """Find out whether the targets' folders are still in their place."""
@@ -310,7 +339,7 @@ class Server:
         due_s = self.node.clock.monotonic_s() + self.settings.stop_s
         poll = select.poll()
         poll.register(self._workers.wakeup, select.POLLIN)
-        while self.node.connections or self._is_syncing or self._is_looking:
+        while self.node.connections or self._is_busy():
             left_s = due_s - self.node.clock.monotonic_s()
             if left_s <= 0 or not poll.poll(left_s * 1000):
                 log.error("a disk thread is stuck; leaving it behind")
@@ -319,6 +348,10 @@ class Server:
                 completion.deliver(completion)
         else:
             self._workers.close()
+
+    def _is_busy(self) -> bool:
+        """Whether a thread works for the node itself."""
+        return self._is_syncing or self._is_looking or self._is_noting_access
 
     def _release(self) -> None:
         self._has_ended = True

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_BYTES = 256
 
 SLOT_HEADER = np.dtype(
@@ -37,7 +38,8 @@ SLOT_HEADER = np.dtype(
         ("created_ns", "<u8"),
         ("payload_xxh3", "<u8"),
         ("block_xxh3", "<u8"),
-        ("zero3", "V104"),
+        ("anchor", "V32"),
+        ("zero3", "V72"),
         ("header_xxh3", "<u8"),
     ]
 )
@@ -48,6 +50,7 @@ CHECKED_BYTES = HEADER_BYTES - 8
 assert SLOT_HEADER.itemsize == HEADER_BYTES
 assert SLOT_HEADER.fields is not None
 assert SLOT_HEADER.fields["header_xxh3"][1] == CHECKED_BYTES
+_KEY_OFFSET = SLOT_HEADER.fields["key"][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,28 @@ def checksum_headers(checked: Sequence[memoryview]) -> NDArray[np.uint64]:
     return np.fromiter(map(xxh3_64_intdigest, checked), np.uint64, len(checked))
 
 
-def find_whole_headers(headers: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of `headers` (dtype SLOT_HEADER, contiguous) are those of written slots, and whole."""
+def find_whole_headers(
+    headers: NDArray[Any], checked: Sequence[memoryview] | None = None
+) -> NDArray[np.bool_]:
+    """Which of `headers` (dtype SLOT_HEADER, contiguous) are those of written slots, and whole.
+
+    `checked[i]` is the memory of the first CHECKED_BYTES of header i, for those who have it cut
+    already: cutting takes as long as the checksums.
+    """
     is_whole: NDArray[np.bool_] = (headers["magic"] == MAGIC) & (
         headers["version"] == FORMAT_VERSION
     )
-    candidates = np.flatnonzero(is_whole)
-    view = memoryview(headers.tobytes())
-    starts = (candidates * HEADER_BYTES).tolist()
-    checksums = checksum_headers([view[at : at + CHECKED_BYTES] for at in starts])
-    is_whole[candidates] = checksums == headers["header_xxh3"][candidates]
+    if checked is None:
+        view = memoryview(headers.tobytes())
+        starts = (np.flatnonzero(is_whole) * HEADER_BYTES).tolist()
+        candidates = [view[at : at + CHECKED_BYTES] for at in starts]
+    else:
+        candidates = list(compress(checked, is_whole.tolist()))
+    is_whole[is_whole] = checksum_headers(candidates) == headers["header_xxh3"][is_whole]
     return is_whole
+
+
+def key_words(headers: NDArray[Any]) -> NDArray[np.uint64]:
+    """The keys of `headers` (dtype SLOT_HEADER, contiguous) as words; uint64, shape (n, 4)."""
+    words = headers.view(np.uint64).reshape(len(headers), HEADER_BYTES // 8)
+    return words[:, _KEY_OFFSET // 8 : _KEY_OFFSET // 8 + 4]

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .free_runs import FreeRuns
 from .segment import (
     ABSENT,
@@ -89,6 +92,16 @@ class SlotSpace:
         self._next_number = 0
         self._file_bytes = 0
         self.slot_count = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots of all sizes that can be taken."""
+        return sum(free.slot_count for free in self._free.values())
+
+    def slots_possible(self) -> int:
+        """Slots there can be at most, as long as none is smaller than those of today."""
+        slot_bytes = [geometry.slot_bytes for geometry in self._free]
+        return min(self._slots_max, self.capacity_bytes // min(slot_bytes)) if slot_bytes else 0
 
     def grow(self, capacity_bytes: int) -> None:
         """There is more room from now on."""
@@ -177,6 +190,14 @@ class SlotSpace:
         self._next_number += 1
         return Growth(shape, tuple(removed))
 
+    def describe(self) -> dict[str, int]:
+        """What STAT shows: free slots of all segments, and their bytes, which stay allocated."""
+        free = [(runs.slot_count, geometry.slot_bytes) for geometry, runs in self._free.items()]
+        return {
+            "slots_free": sum(count for count, _ in free),
+            "slot_bytes_free": sum(count * slot_bytes for count, slot_bytes in free),
+        }
+
     def _room(self, geometry: SlotGeometry) -> int:
         """Slots of this size that a new segment could have at most."""
         left_bytes = self.capacity_bytes - self._file_bytes
@@ -205,6 +226,22 @@ class SlotSpace:
         del self.segments[shape.number]
         self._file_bytes -= shape.file_bytes
         self.slot_count -= shape.slot_count
+
+
+def give_slots_without(
+    space: SlotSpace,
+    segment: Segment,
+    is_used: NDArray[np.bool_],
+    out_of_use: NDArray[np.int64] | Sequence[int],
+) -> None:
+    """Make free all slots of a segment that are neither used nor out of use."""
+    is_free = np.ones(segment.shape.slot_count + 2, np.bool_)
+    is_free[[0, -1]] = False
+    is_free[1:-1] = ~is_used
+    is_free[1:-1][np.asarray(out_of_use, np.int64)] = False
+    edges = np.flatnonzero(np.diff(is_free)).tolist()
+    for first, end in zip(edges[::2], edges[1::2], strict=True):
+        space.give(segment, first, end - first)
 
 
 def plan_slot_count(geometry: SlotGeometry, segment_bytes: int, limit_bytes: int) -> int:

@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..wire import KEYS_PER_REQUEST_MAX, WriteOutcome
+from .access_times import AccessTimes
 from .clock import Clock
 from .cooldown import Cooldown, RateLimit
 from .disk import means_full
 from .event_log import short_key
+from .ghosts import Ghosts, MissCounts, MissReason
 from .index import SlotIndex
 from .resting import RestingSlots
-from .segment import ABSENT, Segment
-from .slot import HeaderScratch
+from .segment import ABSENT, LOCATION_BITS, SLOT_MASK, Segment
+from .slot import HeaderScratch, key_words
 from .space import SlotRun, SlotSpace
-from .statistics import TargetStatistics
+from .statistics import OTHER_NAME, ClassUsage, Evictions, TargetStatistics
 from .target_folder import TargetFolder
 from .versions import ShardVersion, choose_version
 from .waiting import Turn
@@ -37,6 +39,7 @@ log = logging.getLogger(__name__)
 SLOW_WRITES_S = 10.0
 RESTING_SHARE = 16
 """One slot in so many may wait for sendings to end before it is used again."""
+DECISECOND_NS = 100_000_000
 TTL_CLASSES_MAX = 255
 """Further TTL classes share the last number; their names stand in the slot headers."""
 
@@ -48,11 +51,15 @@ class TargetSettings:
     segment_bytes: int = 256 << 20
     """Length of a new segment file; less for a small target, more for slots that are larger."""
     slots_max: int = 20_000_000
-    """Slots of all segments together; each costs about 250 bytes of memory once it is used."""
+    """Slots of all segments together; each costs about 90 bytes of memory once it is used."""
     refusal_s: float = 5.0
     """After the disk refused a write, for so long no other is tried."""
     reports_per_s: int = 256
     """Reported shards that are read and checked in a second, at most."""
+    snapshot_shards_min: int = 100_000
+    """With fewer, no snapshot is written: reading the headers takes less time than pyarrow does."""
+    hash_seed: int = 0
+    """Where in the index keys are sought follows from it; peers should not know it."""
 
 
 class Target:
@@ -70,12 +77,20 @@ class Target:
         self.name = folder.identity.name
         self.clock = clock
         self.statistics = TargetStatistics()
+        self.classes = ClassUsage()
+        self.evictions = Evictions()
+        self.ghosts = Ghosts()
+        self.misses = MissCounts(self.ghosts)
         self.space = SlotSpace(
             capacity_bytes=capacity_bytes,
             segment_bytes=settings.segment_bytes,
             slots_max=settings.slots_max,
         )
-        self.index = SlotIndex(self.space.segments)
+        self.snapshot_shards_min = settings.snapshot_shards_min
+        self.access_times = AccessTimes(folder.path)
+        self.index = SlotIndex(
+            self.space.segments, slots_max=self.slots_possible, seed=settings.hash_seed
+        )
         self.writing = Turn()
         """Held from choosing slots to the index entry, so that one write at a time is under way."""
         self.write_refusal: Cooldown[WriteOutcome] = Cooldown(clock, settings.refusal_s)
@@ -107,6 +122,27 @@ class Target:
         segment, slot = self.index.resolve(location)
         return int(segment.columns.generation[slot])
 
+    def key_at(self, location: int) -> bytes | None:
+        """The key of the shard at a location, or None if the index points to none there."""
+        segment = self.space.segments.get(location >> LOCATION_BITS)
+        slot = location & SLOT_MASK
+        if segment is None or slot >= segment.shape.slot_count:
+            return None
+        return segment.columns.key_at(slot) if segment.columns.status[slot] == 1 else None
+
+    def slots_possible(self) -> int:
+        """Slots that the target can have at most, with the smallest slots that it has now."""
+        return self.space.slots_possible()
+
+    @property
+    def ttl_class_names(self) -> list[str]:
+        """Names of the TTL classes by their numbers in the columns.
+
+        The last of 256 stands for all that came when there were no numbers left.
+        """
+        names = [name.decode("latin-1") for name in self._ttl_classes]
+        return names if len(names) < TTL_CLASSES_MAX else [*names, OTHER_NAME]
+
     def holds(self, key: bytes, location: int, generation: int) -> bool:
         """Whether the key still points to that shard, so that its slot was not reused."""
         return self.index.get(key) == location and self.generation(location) == generation
@@ -122,6 +158,7 @@ class Target:
             return False
         self.unlink([key])
         self.quarantined.add(location)
+        self.ghosts.remember([key], MissReason.REJECTED)
         self.statistics.rejected_shards += 1
         segment, slot = self.index.resolve(location)
         log.error(
@@ -172,7 +209,8 @@ class Target:
         segment, slot = self.index.resolve(location)
         columns = segment.columns
         held = ShardVersion(int(columns.block_xxh3[slot]), int(columns.shard[slot]))
-        created_ns = int(columns.created_ns[slot])
+        age_ds = (now_ns // DECISECOND_NS - int(columns.created_ds[slot])) & 0xFFFFFFFF
+        created_ns = now_ns - age_ds * DECISECOND_NS
         return choose_version(held, offered, held_created_ns=created_ns, now_ns=now_ns)
 
     def next_generations(self, count: int) -> NDArray[np.uint64]:
@@ -198,35 +236,75 @@ class Target:
         self.statistics.written_bytes += run.count * run.segment.shape.geometry.payload_bytes
         return self._enter(keys, run.segment, run.first_slot)
 
-    def load(self, segment: Segment, slots: NDArray[np.int64], headers: NDArray[Any]) -> list[int]:
-        """Enter shards that an earlier process left; `headers` (dtype SLOT_HEADER) slot by slot.
+    def load(self, segment: Segment, slots: NDArray[np.int64], headers: NDArray[Any]) -> None:
+        """Note shards that an earlier process left; `headers` (dtype SLOT_HEADER) slot by slot.
 
-        Returns the locations of shards that a newer one of the same key has replaced, here or
-        before; the caller is to free them.
+        They are here after `enter_loaded`.
         """
-        names, rows = np.unique(headers["ttl_class"], return_inverse=True)
-        numbers = [self._ttl_class_number(name) for name in names.tolist()]
-        self._fill_columns(segment, slots, headers, np.array(numbers, np.uint8)[rows])
-        replaced: list[int] = []
-        keys, generations = headers["key"].tolist(), headers["generation"].tolist()
-        self._last_generation = max([self._last_generation, *generations])
-        is_new = not any(self.index.contains_each(keys)) and len(set(keys)) == len(keys)
-        if is_new and len(keys) and slots[-1] - slots[0] == len(keys) - 1:
-            return self._enter(keys, segment, int(slots[0]))
-        for slot, key, generation in zip(slots.tolist(), keys, generations, strict=True):
-            held = self.index.get(key)
-            if held != ABSENT and self.generation(held) >= generation:
-                replaced.append(segment.shape.first_location + slot)
-            else:
-                replaced += self._enter([key], segment, slot)
+        if not len(slots):
+            return
+        # Asking which names there are takes longer than all else here, and as a rule there is one.
+        names = headers["ttl_class"]
+        ttl_class: int | NDArray[np.uint8] = self._ttl_class_number(names[0].item())
+        if not (names == names[0]).all():
+            different, rows = np.unique(names, return_inverse=True)
+            numbers = [self._ttl_class_number(name) for name in different.tolist()]
+            ttl_class = np.array(numbers, np.uint8)[rows]
+        first, count = int(slots[0]), len(slots)
+        where = slice(first, first + count) if slots[-1] - first == count - 1 else slots
+        self._fill_columns(segment, where, headers, ttl_class)
+        columns = segment.columns
+        columns.key_words[where] = key_words(headers)
+        columns.status[where] = 1
+        self._last_generation = max(self._last_generation, int(headers["generation"].max()))
+
+    def enter_loaded(self) -> list[int]:
+        """Enter in the index whatever the columns of the segments have; once, at the start.
+
+        Returns the locations of shards that a newer one of the same key has replaced; the caller is
+        to free them.
+        """
+        replaced = self.index.rebuild()
+        self.note_entered()
         return replaced
+
+    def restore(self, *, last_generation: int, ttl_classes: Sequence[str]) -> None:
+        """Go on with the numbers that an earlier process gave; `ttl_classes` by number."""
+        self._last_generation = last_generation
+        for name in ttl_classes:
+            self._ttl_class_number(name.encode("latin-1"))
+
+    @property
+    def last_generation(self) -> int:
+        """The largest generation that was given."""
+        return self._last_generation
+
+    def note_entered(self) -> None:
+        """Count what the columns say is in the index; once, at the start."""
+        for segment in self.space.segments.values():
+            numbers = segment.columns.ttl_class[segment.columns.status == 1]
+            if len(numbers):
+                slot_bytes = segment.shape.geometry.slot_bytes
+                self.used_bytes += len(numbers) * slot_bytes
+                self.classes.enter(numbers, slot_bytes)
 
     def _enter(self, keys: Sequence[bytes], segment: Segment, first_slot: int) -> list[int]:
         """Point keys to neighbouring slots. Returns the locations that some pointed to before."""
         before = self.index.put(keys, segment, first_slot)
-        self.used_bytes += len(keys) * segment.shape.geometry.slot_bytes
-        self.used_bytes -= sum(self._slot_bytes(location) for location in before)
+        slot_bytes = segment.shape.geometry.slot_bytes
+        self.used_bytes += len(keys) * slot_bytes
+        numbers = segment.columns.ttl_class[first_slot : first_slot + len(keys)]
+        self.classes.enter(numbers, slot_bytes)
+        for location in before:
+            self._note_left(location)
         return before
+
+    def _note_left(self, location: int) -> None:
+        """The shard at a location is out of the index; its columns still tell what it was."""
+        segment, slot = self.index.resolve(location)
+        slot_bytes = segment.shape.geometry.slot_bytes
+        self.used_bytes -= slot_bytes
+        self.classes.leave(int(segment.columns.ttl_class[slot]), slot_bytes)
 
     def _fill_columns(
         self,
@@ -238,10 +316,9 @@ class Target:
         """Note what the slots' headers say (dtype SLOT_HEADER, slot by slot)."""
         columns = segment.columns
         parts = columns.parts
-        parts["status"][slots] = 1
         for field in ("shard", "payload_bytes", "generation", "payload_xxh3", "block_xxh3"):
             parts[field][slots] = headers[field]
-        columns.created_ns[slots] = headers["created_ns"]
+        columns.created_ds[slots] = headers["created_ns"] // np.uint64(DECISECOND_NS)
         columns.block_index[slots] = headers["block_index"]
         columns.last_used_s[slots] = headers["created_ns"] // np.uint64(1_000_000_000)
         columns.ttl_class[slots] = ttl_class
@@ -261,10 +338,10 @@ class Target:
 
         The slots stay in use until the caller has freed them.
         """
-        locations = [self.index.drop(key) for key in keys]
+        locations = self.index.drop_each(list(keys))
         for location in locations:
             if location != ABSENT:
-                self.used_bytes -= self._slot_bytes(location)
+                self._note_left(location)
         return locations
 
     def release_runs(self, cleared: Iterable[SlotRun], failed: Iterable[SlotRun]) -> None:
@@ -286,10 +363,6 @@ class Target:
             for location in run.locations:
                 if location not in self.quarantined:
                     self.space.give(*self.index.resolve(location))
-
-    def _slot_bytes(self, location: int) -> int:
-        segment, _ = self.index.resolve(location)
-        return segment.shape.geometry.slot_bytes
 
     # Description ----------------------------------------------------------------------------------
 
@@ -319,5 +392,12 @@ class Target:
             "segments": len(self.space.segments),
             "quarantined": len(self.quarantined),
             "is_lost": self.is_lost,
+            **self.space.describe(),
+            "slots_total": self.slots_possible(),
+            "slots_used": len(self.index),
+            "ttl_classes": self.ttl_class_names,
+            **self.classes.describe(self.ttl_class_names),
+            **self.evictions.describe(),
+            "misses_by_reason": self.misses.describe(),
             **{name: getattr(counters, name) for name in counters.__slots__},
         }

@@ -31,6 +31,7 @@ from .node import Node, SyncPolicy
 from .slot import SLOT_HEADER, SlotGeometry
 from .space import Growth, SlotRun
 from .target import Target
+from .touch_operation import touch_keys
 
 WRITE_AT_ONCE_BYTES_MAX = 2 << 20
 """More than that is written by a thread in any case."""
@@ -38,7 +39,7 @@ SLOW_WRITE_S = 0.01
 """A write that took longer, and slept, had to wait for the device."""
 _STORED = int(WriteOutcome.STORED)
 _WRITE_BATCH_NAMES = wire.WRITE_BATCH.names or ()
-_BATCH_FIELDS = ("namespace_id", "layout", "ttl_class", "k", "m", "shard", "block_bytes")
+_BATCH_FIELDS = ("namespace_id", "layout", "ttl_class", "k", "m", "shard", "block_bytes", "anchor")
 _ITEM_FIELDS = ("key", "block_index", "payload_xxh3", "block_xxh3")
 
 
@@ -62,7 +63,7 @@ def write(node: Node, target: Target, request: Request) -> Operation:
         yield from refuse_unread(node, request, wire.Status.BAD_REQUEST, problem)
         return
     target.statistics.writes += 1
-    refusal = target.write_refusal_now()
+    refusal = WriteOutcome.FULL if node.is_draining else target.write_refusal_now()
     if refusal is not None:
         yield Drain(request.header.payload_bytes)
         _count(target, [refusal] * len(keys))
@@ -169,6 +170,7 @@ def _store(
         if error is None:
             keys = [offer.keys[row] for row in piece]
             replaced = target.commit(run, some, keys)
+            _keep_last_use(target, run, offer.items["last_used_s"][_as_slice(piece)])
             target.statistics.shards_replaced += len(replaced)
             unused += replaced
         else:
@@ -184,12 +186,31 @@ def _judge(target: Target, offer: _Offer, checksums: list[int]) -> list[int]:
     """What is to become of each shard, STORED for those to be written."""
     versions = offer.items["block_xxh3"].tolist()
     outcomes = target.judge(offer.keys, versions, offer.batch["shard"])
+    if WriteOutcome.KNOWN in outcomes:
+        _renew(target, offer, outcomes)
     expected = offer.items["payload_xxh3"].tolist()
     if checksums != expected:
         for row, (found, wanted) in enumerate(zip(checksums, expected, strict=True)):
             if found != wanted:
                 outcomes[row] = WriteOutcome.REJECTED
     return outcomes
+
+
+def _renew(target: Target, offer: _Offer, outcomes: Sequence[int]) -> None:
+    """A shard that is here already was saved again, which is a use of it."""
+    rows = [row for row, outcome in enumerate(outcomes) if outcome == WriteOutcome.KNOWN]
+    given_s = offer.items["last_used_s"].tolist()
+    now_s = target.clock.unix_ns() // 1_000_000_000
+    touch_keys(target, [offer.keys[row] for row in rows], [given_s[row] or now_s for row in rows])
+
+
+def _keep_last_use(target: Target, run: SlotRun, given_s: NDArray[np.uint32]) -> None:
+    """Shards that a repair brings, with the time of their last use, are not made younger by it."""
+    if given_s.any():
+        now_s = np.uint32(target.clock.unix_ns() // 1_000_000_000)
+        slots = slice(run.first_slot, run.first_slot + run.count)
+        last_used_s = run.segment.columns.last_used_s
+        last_used_s[slots] = np.where(given_s, np.minimum(given_s, now_s), last_used_s[slots])
 
 
 def _write(

@@ -10,6 +10,7 @@ from tests.architecture.source_tree import PACKAGES, Module, modules, modules_of
 # is the real clock. All else takes them as arguments, so that a simulator can run it in its time.
 COMPOSITION_ROOTS = (
     "engine/generate.py",
+    "gc_worker/main.py",
     "kvstore/admin/",
     "kvstore/node/clock.py",
     "kvstore/node/main.py",

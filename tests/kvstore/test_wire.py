@@ -118,9 +118,10 @@ def test_header_is_refused_when_any_byte_is_another(position: int, flip: int, se
     ("fields", "message"),
     [
         ({"magic": b"HTTP"}, "magic"),
-        ({"version": 2}, "version 2, expected 1"),
+        ({"version": 1}, "version 1, expected 2"),
+        ({"version": 3}, "version 3, expected 2"),
         ({"op": 0}, "operation 0"),
-        ({"op": 9}, "operation 9"),
+        ({"op": 15}, "operation 15"),
         ({"kind": 2}, "kind 2"),
         ({"flags": 3}, "flags 3"),
         ({"body_bytes": (1 << 20) + 1}, "body of 1048577 bytes"),
@@ -151,11 +152,13 @@ def test_request_is_only_accepted_when_its_count_fits_its_body(**fields: int) ->
         wire.check_request(header)
     except wire.FrameError:
         return
-    bytes_each = {2: 32, 3: 32, 4: 32, 5: 64, 6: 32, 7: 40}.get(header.op, 0)
-    bytes_fixed = {1: 48, 4: 8, 5: 80}.get(header.op, 0)
+    keyed = {2: 32, 3: 32, 4: 32, 5: 64, 6: 32, 7: 40, 10: 24, 11: 48, 12: 40}
+    documents = {13: 65_536, 14: 16_384}
+    bytes_fixed = {1: 48, 4: 8, 5: 96, 9: 16}.get(header.op, 0)
+    bytes_each = keyed.get(header.op, 1 if header.op in documents else 0)
     assert header.body_bytes == bytes_fixed + header.count * bytes_each
-    assert header.count <= (1024 if bytes_each else 0)
-    assert header.body_bytes <= 80 + 64 * 1024
+    assert header.count <= documents.get(header.op, 1024 if header.op in keyed else 0)
+    assert header.body_bytes <= 96 + 64 * 1024
     assert (header.kind, header.is_last, header.status) == (0, True, 0)
 
 
@@ -180,10 +183,13 @@ def test_hello_is_refused_when_it_is_none(body: bytes) -> None:
         wire.parse_hello(body)
 
 
-@given(keys=KEYS, shard_bytes=U32)
-def test_keys_are_split_as_they_were_joined(keys: list[bytes], shard_bytes: int) -> None:
+@given(keys=KEYS, shard_bytes=U32, is_use=st.booleans())
+def test_keys_are_split_as_they_were_joined(
+    keys: list[bytes], shard_bytes: int, is_use: bool
+) -> None:
     assert wire.split_keys(wire.join_keys(keys), len(keys)) == keys
-    assert wire.parse_read(wire.pack_read(keys, shard_bytes), len(keys)) == (shard_bytes, keys)
+    body = wire.pack_read(keys, shard_bytes, is_use=is_use)
+    assert wire.parse_read(body, len(keys)) == (shard_bytes, is_use, keys)
 
 
 @given(keys=KEYS, count=U32, cut=st.integers(0, 40))
@@ -262,3 +268,19 @@ def test_block_checksum_is_that_of_the_key_and_the_shard_checksums_in_order() ->
     ]
     assert wire.combine_checksums(keys, rows.T.tolist()) == expected
     assert len(set(expected)) == 3
+
+
+@given(numbers=st.tuples(U32, U32, U32))
+def test_scan_is_parsed_into_what_it_was_packed_from(numbers: tuple[int, int, int]) -> None:
+    assert wire.parse_scan(wire.pack_scan(*numbers)) == numbers
+
+
+@given(head=st.builds(wire.ScanHead, U32, U32, U32, U32, U32, U32, st.booleans()))
+def test_scan_head_is_parsed_into_what_it_was_packed_from(head: wire.ScanHead) -> None:
+    assert wire.parse_scan_head(wire.pack_scan_head(head)) == head
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 64])
+def test_scan_head_is_refused_when_it_is_none(size: int) -> None:
+    with pytest.raises(wire.FrameError, match=f"{size} bytes, expected 32"):
+        wire.parse_scan_head(bytes(size))

@@ -1,6 +1,7 @@
 """`cachalot bench` measures what it says and leaves nothing behind."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,14 @@ def test_bench_names_the_nodes_that_are_down(running: Path) -> None:
     cachalot("down", "--dir", running)
     done = cachalot("bench", "--cluster", running / "cluster.toml", code=4)
     assert "no answer from n01, n02; " in one_line(done)
+
+
+def test_bench_says_in_words_when_the_nodes_have_no_room(running: Path) -> None:
+    words = ("--cluster", running / "cluster.toml", "--blocks", "400", "--rounds", "1")
+    done = cachalot("bench", *words, code=1)
+    assert "SaveResult" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(
+        r"save: of 400 blocks \d+ were stored, 0 were there already and \d+ were not", line
+    )
+    assert "`cachalot status` shows which are full or down" in line

@@ -10,12 +10,19 @@ from kvstore import errors
 from kvstore.admin.exit_codes import MEANINGS, ExitCode
 from tests.kvstore.admin.command_line import ROOT, cachalot, cachalot_here
 
-HEAVY = ("asyncio", "importlib.metadata", "kvstore.client", "numpy", "rich")
+HEAVY = (
+    *("asyncio", "fastapi", "http.client", "importlib.metadata", "kvstore.client"),
+    *("kvstore.retention", "numpy", "pydantic", "rich"),
+)
+COMMANDS = (
+    *("up", "down", "status", "top", "ttl", "watermark", "policy", "settings", "gc"),
+    *("inspect", "verify", "drain", "bench"),
+)
 
 
 def test_help_names_every_command_and_every_exit_code() -> None:
     text = cachalot("--help").stdout
-    for command in ("up", "down", "status"):
+    for command in COMMANDS:
         assert re.search(rf"^  {command}  +\w", text, re.MULTILINE), command
     for code in ExitCode:
         assert re.search(rf"^ +{code.value}  {re.escape(MEANINGS[code])}$", text, re.MULTILINE)

@@ -12,12 +12,14 @@ from kvstore.admin.cluster_status import (
     count_spare_nodes,
     describe_cluster,
     describe_node,
+    describe_policy,
     render_json,
     summarise,
 )
 from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.quantities import make_code
-from kvstore.admin.status_command import render_row
+from kvstore.admin.status_command import render_row, render_target
+from kvstore.admin.worker_status import describe_workers
 from kvstore.client import NodeReport
 from kvstore.cluster.entities import ClusterMap
 
@@ -95,7 +97,7 @@ def test_largest_figures_that_are_believed_can_be_shown() -> None:
     status = describe_node(alive_report("n01", uptime_s=float(1 << 62), targets=targets))
     assert status.is_alive
     assert json.loads(json.dumps(asdict(status), allow_nan=False))["blocks"] == 3 * FIGURE_MAX
-    assert render_row(status)[1] == "alive"
+    assert render_row(status, "running")[1] == "alive"
 
 
 def test_missing_figure_is_unknown_and_not_zero() -> None:
@@ -155,14 +157,53 @@ def test_summary_says_what_may_still_fail(down: int, line: str) -> None:
 def test_json_has_its_documented_names() -> None:
     cluster_map = make_map(2, 1, 1)
     status = describe_cluster(cluster_map, [alive_report("n01"), dead_report("n02")])
-    found = render_json(status)
+    workers = describe_workers(cluster_map, {})
+    found = render_json(status, workers)
     assert found["cluster"] == "ab" * 16
     assert found["epoch"] == 1
     assert found["code"] == {"k": 1, "m": 1}
     assert (found["nodes_total"], found["nodes_alive"], found["spare_nodes"]) == (2, 1, 0)
     assert found["summary"] == summarise(status)
+    assert found["workers"].startswith("gc_worker: not running")
+    assert found["redundancy"]["nodes_counted"] == 0
     for node in found["nodes"]:
         assert list(node) == [
             *("node", "address", "is_alive", "problem", "pid", "uptime_s", "blocks"),
             *("used_bytes", "capacity_bytes", "reads", "shards_read", "rejected_shards"),
+            *("policy_version", "is_draining", "targets", "fill_ratio", "worker"),
         ]
+
+
+def test_targets_of_a_node_are_described_one_by_one() -> None:
+    targets = [
+        {"name": "n01-t0", "blocks": 5, "slots_used": 30, "slots_total": 40, "quarantined": 1},
+        {"name": "n01-t1", "used_bytes": 10, "capacity_bytes": 100, "is_lost": True},
+    ]
+    status = describe_node(alive_report("n01", targets=targets))
+    assert [one.target for one in status.targets] == ["n01-t0", "n01-t1"]
+    assert [one.fill_ratio for one in status.targets] == [0.75, 0.1]
+    assert status.fill_ratio == 0.75, "of the fullest, which evicts first"
+    assert render_target("n01", status.targets[0]) == [
+        *("n01-t0", "n01", "serving", "5", "-", "-", "75 %", "1"),
+    ]
+    assert render_target("n01", status.targets[1])[2] == "lost"
+
+
+def test_fill_is_unknown_where_nothing_says_it() -> None:
+    status = describe_node(alive_report("n01", targets=[{"name": "n01-t0", "slots_used": 3}]))
+    assert status.fill_ratio is None
+    assert render_row(status, "running")[7] == "-"
+
+
+def test_policy_line_names_the_nodes_that_are_behind() -> None:
+    cluster_map = make_map(3, 2, 1)
+    reports = [
+        alive_report("n01", policy_version=4),
+        alive_report("n02", policy_version=3),
+        alive_report("n03", policy_version=4, draining=True),
+    ]
+    status = describe_cluster(cluster_map, reports)
+    assert describe_policy(status) == "policy: version 4, older on n02"
+    assert render_row(status.nodes[2], "running")[1] == "draining"
+    silent = describe_cluster(cluster_map, [dead_report("n01")] * 3)
+    assert describe_policy(silent) == "policy: no node says which it has"

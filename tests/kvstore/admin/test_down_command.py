@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from gc_worker import folder_locks, journal, scrub_position
+from kvstore.admin.wipe import SOFT_STATE
 from kvstore.cluster.map import load_cluster_map
+from kvstore.node.policy_store import POLICY_NAME
 from tests.kvstore.admin.command_line import (
     ROOT,
     cachalot,
@@ -43,7 +47,15 @@ def files_below(folder: Path) -> list[str]:
 def test_down_stops_every_node_and_may_be_run_again(running: Path) -> None:
     pids = find_running(running)
     said = cachalot_json("down", "--dir", running)
-    assert list(said) == ["is_dry_run", "nodes", "removed_paths", "removed_bytes", "kept_paths"]
+    assert list(said) == [
+        "is_dry_run",
+        "nodes",
+        "workers",
+        "removed_paths",
+        "removed_bytes",
+        "kept_paths",
+    ]
+    assert said["workers"] == []
     assert [node["outcome"] for node in said["nodes"]] == ["stopped"] * 2
     assert sorted(node["pid"] for node in said["nodes"]) == pids
     assert find_running(running) == []
@@ -107,7 +119,7 @@ def test_broken_record_counts_as_no_process(folder: Path, content: str) -> None:
 def test_down_stops_nodes_whose_map_was_broken(running: Path) -> None:
     (running / "cluster.toml").write_text("format = 1\n")
     result = cachalot("down", "--dir", running, "--wipe", code=3)
-    assert "mistake(s)" in result.stderr
+    assert "mistake" in result.stderr
     assert find_running(running) == []
     assert (running / "nodes/n01/target/target.json").exists()
 
@@ -178,3 +190,13 @@ def test_wipe_is_refused_when_something_else_serves_a_target(running: Path) -> N
         assert files_below(running) == before
         assert stranger.poll() is None
         stranger.terminate()
+
+
+def test_wipe_knows_every_file_that_a_node_and_its_worker_keep_beside_the_segments() -> None:
+    names = [POLICY_NAME, "policy.tmp", "index.arrow", "index.arrow.tmp"]
+    names += ["segment-000001.used", "segment-000001.used.tmp"]
+    names += [folder_locks.LOCK_NAME, journal.JOURNAL_NAME, f"{journal.JOURNAL_NAME}.tmp"]
+    names += [scrub_position.FILE_NAME, f"{scrub_position.FILE_NAME}.tmp"]
+    unknown = [name for name in names if not any(fnmatch(name, one) for one in SOFT_STATE)]
+    assert unknown == []
+    assert not any(fnmatch("segment-000001.seg", one) for one in SOFT_STATE)

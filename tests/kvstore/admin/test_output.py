@@ -1,8 +1,10 @@
 """Tables on a terminal and in a pipe."""
 
+import sys
+
 import pytest
 
-from kvstore.admin.output import align_columns, draw_table
+from kvstore.admin.output import align_columns, draw_table, progress_bar
 
 HEADER = ("node", "state", "blocks")
 ROWS = [["n01", "alive", "12345"], ["n02", "down", "-"]]
@@ -35,3 +37,23 @@ def test_drawn_table_shows_names_as_they_are() -> None:
     drawn = draw_table(HEADER, [["[bold]", "alive", "1"]], LEFT)
     assert "[bold]" in drawn
     assert len(drawn.splitlines()) == 2
+
+
+def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar("verifying", 10) as bar:
+        bar.show(5, "at n01")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_drawn_on_stderr_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_bar("verifying", 10) as bar:
+        bar.show(5, "at n01")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "verifying at n01" in said.err
+    assert "50%" in said.err

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.admin.quantities import format_duration, format_size, parse_code, parse_size_bytes
+from kvstore.admin.quantities import (
+    count_of,
+    format_duration,
+    format_ratio,
+    format_size,
+    parse_code,
+    parse_duration_s,
+    parse_ratio,
+    parse_size_bytes,
+)
 from kvstore.errors import InvalidArgument
 
 
@@ -136,3 +145,57 @@ def test_code_with_a_mistake_is_refused_in_one_line(text: str, words: str) -> No
 )
 def test_time_is_shown_with_two_units(duration_s: float, text: str) -> None:
     assert format_duration(duration_s) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "duration_s"),
+    [
+        ("3d", 259_200),
+        ("36h", 129_600),
+        ("90min", 5_400),
+        ("1d 12h", 129_600),
+        ("1d12h", 129_600),
+        (" 2 D ", 172_800),
+        ("0.5h", 1_800),
+        ("45s", 45),
+        ("0s", 0),
+    ],
+)
+def test_time_is_read_as_written(text: str, duration_s: int) -> None:
+    assert parse_duration_s("TTL", text) == duration_s
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "259200", "d", "3 weeks", "-1d", "1m", "3d x", "0.3s", "1e3s", "9999999999d"]
+)
+def test_time_without_a_known_unit_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"^TTL: given .*, expected (a time|a whole|at most)"):
+        parse_duration_s("TTL", text)
+
+
+@given(st.integers(0, 3650 * 86_400))
+def test_time_that_is_shown_can_be_read_again(duration_s: int) -> None:
+    read_s = parse_duration_s("TTL", format_duration(duration_s))
+    assert read_s <= duration_s
+    assert duration_s - read_s < max(duration_s / 24, 1), "two units are shown"
+
+
+@pytest.mark.parametrize(
+    ("text", "ratio"), [("0.9", 0.9), ("90%", 0.9), ("85 %", 0.85), ("1", 1.0), ("12.5%", 0.125)]
+)
+def test_share_is_read_as_written(text: str, ratio: float) -> None:
+    assert parse_ratio("--high", text) == ratio
+
+
+@pytest.mark.parametrize("text", ["", "90", "1.01", "101%", "-0.1", "nan", "0,9", "%"])
+def test_share_above_one_or_strange_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="a share such as"):
+        parse_ratio("--high", text)
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert count_of(1, "node") == "1 node"
+    assert count_of(0, "node") == "0 nodes"
+    assert count_of(1_024, "block") == "1,024 blocks"
+    assert count_of(2, "address", "addresses") == "2 addresses"
+    assert (format_ratio(0.9), format_ratio(0.125), format_ratio(1)) == ("90 %", "12.5 %", "100 %")

@@ -28,8 +28,8 @@ def test_status_shows_each_node_and_what_may_fail(running: Path) -> None:
     result = cachalot("status", "--cluster", running / "cluster.toml")
     lines = result.stdout.splitlines()
     assert lines[0].split() == [
-        *("node", "state", "pid", "address", "blocks", "used"),
-        *("capacity", "reads", "rejected", "uptime"),
+        *("node", "state", "pid", "address", "blocks", "used", "capacity"),
+        *("fill", "reads", "rejected", "uptime", "worker"),
     ]
     assert [line.split()[0] for line in lines[1:3]] == ["n01", "n02"]
     assert lines[-1] == (

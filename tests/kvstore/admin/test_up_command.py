@@ -26,7 +26,9 @@ from tests.kvstore.admin.command_line import (
     start_cachalot,
 )
 
-SMALL = ("--nodes", "2", "--code", "1+1", "--target-size", "8MiB")
+# What is said of nodes here holds with and without workers; test_local_workers.py is about those.
+ALONE = "--no-gc"
+SMALL = (ALONE, "--nodes", "2", "--code", "1+1", "--target-size", "8MiB")
 
 
 def test_up_starts_every_node_of_a_new_cluster(folder: Path) -> None:
@@ -51,13 +53,13 @@ def test_up_starts_every_node_of_a_new_cluster(folder: Path) -> None:
 
 def test_up_again_starts_nothing_and_keeps_every_process(running: Path) -> None:
     pids = find_running(running)
-    result = cachalot("up", "--dir", running)
+    result = cachalot("up", "--dir", running, ALONE)
     assert "0 nodes started, 2 were running" in result.stdout
     assert find_running(running) == pids
 
 
 def test_up_again_starts_only_the_killed_node_on_its_old_port(running: Path) -> None:
-    before = cachalot_json("up", "--dir", running)["nodes"]
+    before = cachalot_json("up", "--dir", running, ALONE)["nodes"]
     content = (running / "cluster.toml").read_bytes()
     os.kill(before[1]["pid"], signal.SIGKILL)
     after = cachalot_json("up", "--dir", running, *SMALL)["nodes"]
@@ -70,10 +72,10 @@ def test_up_again_starts_only_the_killed_node_on_its_old_port(running: Path) -> 
 
 
 def test_up_says_which_node_does_not_answer_although_its_process_is_there(running: Path) -> None:
-    (node, *_) = cachalot_json("up", "--dir", running)["nodes"]
+    (node, *_) = cachalot_json("up", "--dir", running, ALONE)["nodes"]
     os.kill(node["pid"], signal.SIGSTOP)
     try:
-        line = one_line(cachalot("up", "--dir", running, "--wait-s", "0.5", code=4))
+        line = one_line(cachalot("up", "--dir", running, ALONE, "--wait-s", "0.5", code=4))
     finally:
         os.kill(node["pid"], signal.SIGCONT)
     assert f"node n01: process {node['pid']} is there but does not answer" in line
@@ -179,7 +181,7 @@ def test_up_names_the_taken_port_and_starts_no_node(running: Path) -> None:
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind(("127.0.0.1", int(address.rpartition(":")[2])))
         stranger.listen()
-        result = cachalot("up", "--dir", running, code=4)
+        result = cachalot("up", "--dir", running, ALONE, code=4)
     assert f"node n02: its address {address} is taken by another process" in one_line(result)
     assert find_running(running) == []
 
@@ -191,7 +193,7 @@ def test_up_passes_on_that_a_target_is_of_another_cluster(running: Path) -> None
         load_cluster_map(running / "cluster.toml").cluster, "ef" * 16
     )
     identity.write_text(foreign)
-    result = cachalot("up", "--dir", running, code=5)
+    result = cachalot("up", "--dir", running, ALONE, code=5)
     assert "node n02: ended with exit code 5 before it was ready" in result.stderr
     assert f"its cluster is {'ef' * 16}, expected" in result.stderr
     assert find_running(running) == []
@@ -204,7 +206,7 @@ def test_up_shows_every_mistake_of_a_broken_map(folder: Path) -> None:
     text = path.read_text().replace("k = 2", "k = 99").replace("127.0.0.1:20002", "nowhere")
     path.write_text(text)
     result = cachalot_here("up", "--dir", folder, code=3)
-    assert "has 2 mistake(s):" in result.stderr
+    assert "has 2 mistakes:" in result.stderr
     assert "k: given 99" in result.stderr
     assert "address: given 'nowhere'" in result.stderr
 
@@ -220,7 +222,7 @@ def make_a_node_hang(folder: Path) -> None:
 def test_up_gives_up_at_its_deadline_and_stops_what_it_started(running: Path) -> None:
     make_a_node_hang(running)
     started_s = time.monotonic()
-    result = cachalot("up", "--dir", running, "--wait-s", "2", code=4)
+    result = cachalot("up", "--dir", running, ALONE, "--wait-s", "2", code=4)
     assert "node n02: was not ready after 2 s; " in result.stderr
     assert time.monotonic() - started_s < 20.0
     assert find_running(running) == []
@@ -228,7 +230,7 @@ def test_up_gives_up_at_its_deadline_and_stops_what_it_started(running: Path) ->
 
 def test_interrupted_up_stops_what_it_started_without_a_word(running: Path) -> None:
     make_a_node_hang(running)
-    command = start_cachalot("up", "--dir", running)
+    command = start_cachalot("up", "--dir", running, ALONE)
     wait_for(lambda: (running / "nodes/n02/kvstored.json").exists())
     command.send_signal(signal.SIGINT)
     assert command.communicate(timeout=40.0) == ("", "")
@@ -244,7 +246,7 @@ def test_up_in_the_foreground_stops_its_nodes_when_it_is_ended(
     command = start_cachalot("up", "--dir", folder, *words)
     assert command.stdout is not None
     assert '"pid"' in command.stdout.readline()
-    assert len(find_running(folder)) == 2, "the command and its node"
+    assert len(find_running(folder)) == 3, "the command, its node and the worker beside that"
     command.send_signal(number)
     assert command.communicate(timeout=40.0)[1] == ""
     assert command.returncode == 0
@@ -259,7 +261,7 @@ def wait_for(is_true: Callable[[], bool]) -> None:
 
 
 def test_nodes_outlive_the_shell_that_started_them(folder: Path) -> None:
-    command = start_cachalot("up", "--dir", folder, "--nodes", "1", "--code", "1+0")
+    command = start_cachalot("up", "--dir", folder, ALONE, "--nodes", "1", "--code", "1+0")
     command.communicate(timeout=40.0)
     (pid,) = find_running(folder)
     parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -269,9 +271,9 @@ def test_nodes_outlive_the_shell_that_started_them(folder: Path) -> None:
 
 def test_node_options_are_kept_for_the_next_up(folder: Path) -> None:
     words = ("--nodes", "1", "--code", "1+0", "--sync", "batch", "--segment-size", "1MiB")
-    cachalot("up", "--dir", folder, *words)
+    cachalot("up", "--dir", folder, *words, ALONE)
     cachalot("down", "--dir", folder)
-    cachalot("up", "--dir", folder, "--sync", "never")
+    cachalot("up", "--dir", folder, ALONE, "--sync", "never")
     (pid,) = find_running(folder)
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     assert "--sync\0never\0" in command
@@ -280,7 +282,7 @@ def test_node_options_are_kept_for_the_next_up(folder: Path) -> None:
 
 def test_up_warns_when_the_disk_is_smaller_than_the_targets(folder: Path) -> None:
     words = ("--nodes", "1", "--code", "1+0", "--target-size", "1048576TiB")
-    result = cachalot("up", "--dir", folder, *words)
+    result = cachalot("up", "--dir", folder, *words, ALONE)
     assert "cachalot: warning: the targets may grow to 1048576.0 TiB in all" in result.stderr
 
 
@@ -288,7 +290,7 @@ def test_up_finds_its_cluster_through_a_link(running: Path) -> None:
     link = running.parent / "link"
     link.symlink_to(running)
     pids = find_running(running)
-    cachalot("up", "--dir", link)
+    cachalot("up", "--dir", link, ALONE)
     assert find_running(running) == pids
     cachalot("down", "--dir", link)
     assert find_running(running) == []
@@ -305,4 +307,4 @@ def test_output_of_up_may_be_piped(folder: Path) -> None:
         timeout=40.0,
         check=True,
     )
-    assert "1 nodes started" in piped.stdout
+    assert "1 node started" in piped.stdout

@@ -153,6 +153,16 @@ def test_example_of_the_format_page_is_a_map() -> None:
     assert parse_cluster_map(example.encode(), "page").code == CodeShape(k=2, m=1, write_acks=2)
 
 
+def test_control_address_is_optional_and_comes_back() -> None:
+    without = parse_cluster_map(EXAMPLE.encode(), "x")
+    assert [node.control for node in without.nodes] == [None] * 3
+    assert "control" not in render_cluster_map(without)
+    text = EXAMPLE.replace('7100"', '7100"\ncontrol = "[::1]:7200"', 1)
+    cluster_map = parse_cluster_map(text.encode(), "x")
+    assert [node.control for node in cluster_map.nodes] == ["[::1]:7200", None, None]
+    assert parse_cluster_map(render_cluster_map(cluster_map).encode(), "x") == cluster_map
+
+
 # --- every mistake has its message
 
 
@@ -186,6 +196,9 @@ def test_example_of_the_format_page_is_a_map() -> None:
         ("127.0.0.1:7100", "127.0.0.1", "nodes[0] ('n0'): address: given '127.0.0.1', expected"),
         ("127.0.0.1:7100", "STORAGE-2.example:7100", "address storage-2.example:7100 is given 2 t"),
         ("127.0.0.1:7100", "[0:0::1]:7101", "nodes: address [::1]:7101 is given 2 times"),
+        ('7100"', '7100"\ncontrol = 7', "nodes[0] ('n0'): control: given 7, expected \"host:port"),
+        ('7100"', '7100"\ncontrol = "x"', "nodes[0] ('n0'): control: given 'x', expected"),
+        ('7100"', '7100"\ncontrol = "[::1]:7101"', "nodes: address [::1]:7101 is given 2 times"),
         # targets
         ('node = "n0"', 'node = "n9"', "target t0: node n9 is not in the map"),
         ('name = "t0"', 'name = "t1"', "targets: name t1 is given 2 times"),

@@ -6,10 +6,13 @@ are others.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
+
+import numpy as np
 
 from kvstore import wire
 from kvstore.node.answers import Request
@@ -28,6 +31,7 @@ from kvstore.node.effects import (
 )
 from kvstore.node.node import Node, SyncPolicy
 from kvstore.node.operations import Session, begin_operation
+from kvstore.node.policy_store import PolicyStore
 from kvstore.node.segment import TargetIdentity
 from kvstore.node.target import Target, TargetSettings
 from kvstore.node.target_life import close_target, open_target
@@ -72,12 +76,17 @@ def open_test_target(
     capacity_bytes: int = 8 << 20,
     segment_bytes: int = 64 << 10,
     slots_max: int = 100_000,
+    snapshot_shards_min: int = 100_000,
 ) -> Target:
     return open_target(
         folder,
         IDENTITY,
         capacity_bytes=capacity_bytes,
-        settings=TargetSettings(segment_bytes=segment_bytes, slots_max=slots_max),
+        settings=TargetSettings(
+            segment_bytes=segment_bytes,
+            slots_max=slots_max,
+            snapshot_shards_min=snapshot_shards_min,
+        ),
         disk=disk or OsDisk(),
         clock=clock,
         pid=1,
@@ -97,6 +106,7 @@ class DrivenNode:
     capacity_bytes: int = 8 << 20
     segment_bytes: int = 64 << 10
     slots_max: int = 100_000
+    snapshot_shards_min: int = 100_000
     sync: SyncPolicy = SyncPolicy.NEVER
     memory_bytes: int = 16 << 20
     on_work: Callable[[], None] = lambda: None
@@ -115,6 +125,7 @@ class DrivenNode:
             capacity_bytes=self.capacity_bytes,
             segment_bytes=self.segment_bytes,
             slots_max=self.slots_max,
+            snapshot_shards_min=self.snapshot_shards_min,
         )
         self.node = Node(
             name="n01",
@@ -125,6 +136,7 @@ class DrivenNode:
             clock=self.clock,
             pool=BufferPool(self.memory_bytes),
             sync=self.sync,
+            policy=PolicyStore(self.folder, self.disk),
             pid=1,
             version="0",
             started_s=self.clock.monotonic_s(),
@@ -220,6 +232,59 @@ class DrivenNode:
         body = wire.pack_read(keys, shard_bytes)
         return self.run(self.begin(wire.Op.READ, body=body, count=len(keys)))
 
+    def ask(self, op: wire.Op, body: bytes = b"", count: int = 0) -> Answer:
+        return self.run(self.begin(op, body=body, count=count))
+
+    def scan(self, slots_max: int = wire.SCAN_SLOTS_MAX) -> list[ScannedSlot]:
+        """Every slot of the target, in as many SCANs as it takes."""
+        found: list[ScannedSlot] = []
+        segment, slot, is_end = 0, 0, False
+        while not is_end:
+            answer = self.ask(wire.Op.SCAN, wire.pack_scan(segment, slot, slots_max))
+            assert answer.status is wire.Status.OK, (answer.status, answer.body)
+            head = wire.parse_scan_head(answer.body)
+            rows = wire.parse_records(answer.payloads[-1], wire.SCAN_ROW, head.slots)
+            assert answer.headers[-1].count == head.slots <= slots_max
+            first = (head.segment << 24) + head.first_slot
+            found += [ScannedSlot(first + i, *row.tolist()[:6]) for i, row in enumerate(rows)]
+            segment, slot, is_end = head.next_segment, head.next_slot, head.is_end
+        return found
+
+    def evict(self, items: Sequence[tuple[int, int, int, int]]) -> list[wire.EvictOutcome]:
+        """Each item: location, generation, used_until_s, reason."""
+        body = np.array([(*item, b"") for item in items], wire.EVICT_ITEM).tobytes()
+        answer = self.ask(wire.Op.EVICT, body, len(items))
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return [wire.EvictOutcome(byte) for byte in answer.body]
+
+    def withdraw(self, items: Sequence[tuple[bytes, int, int, int]]) -> list[wire.EvictOutcome]:
+        """Each item: key, block_xxh3, used_until_s, reason."""
+        body = np.array([(*item, b"") for item in items], wire.WITHDRAW_ITEM).tobytes()
+        answer = self.ask(wire.Op.WITHDRAW, body, len(items))
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return [wire.EvictOutcome(byte) for byte in answer.body]
+
+    def touch(self, items: Sequence[tuple[bytes, int]]) -> list[bool]:
+        """Each item: key, last_used_s."""
+        body = np.array([(*item, 0) for item in items], wire.TOUCH_ITEM).tobytes()
+        answer = self.ask(wire.Op.TOUCH, body, len(items))
+        assert answer.status is wire.Status.OK, (answer.status, answer.body)
+        return [bool(byte) for byte in answer.body]
+
+    def locate(self, keys: Sequence[bytes]) -> list[dict[str, int]]:
+        answer = self.ask(wire.Op.LOCATE, wire.join_keys(keys), len(keys))
+        records = wire.parse_records(answer.body, wire.LOCATION, len(keys))
+        return [dict(zip(wire.LOCATION.names or (), row.tolist(), strict=True)) for row in records]
+
+    def stat(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.ask(wire.Op.STAT).body)
+        return found
+
+    def target_stat(self) -> dict[str, Any]:
+        (found,) = self.stat()["targets"]
+        assert isinstance(found, dict)
+        return found
+
     def read(self, keys: Sequence[bytes], shard_bytes: int) -> list[ReadShard | None]:
         answer = self.ask_read(keys, shard_bytes)
         assert answer.status is wire.Status.OK, (answer.status, answer.body)
@@ -240,6 +305,19 @@ class DrivenNode:
         answer = self.run(self.begin(wire.Op.REPORT, body=body, count=1))
         assert answer.status is wire.Status.OK, (answer.status, answer.body)
         return wire.ReportOutcome(answer.body[0])
+
+
+@dataclass(frozen=True)
+class ScannedSlot:
+    """A row of SCAN and where it is."""
+
+    location: int
+    generation: int
+    last_used_s: int
+    block_index: int
+    status: int
+    ttl_class: int
+    shard: int
 
 
 class AnswerParser:

@@ -45,6 +45,7 @@ class BatchFields(TypedDict, total=False):
     shard: int
     shard_bytes: int
     block_bytes: int
+    anchor: bytes
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Shard:
     block_xxh3: int = 1
     block_index: int = 0
     payload_xxh3: int | None = None
+    last_used_s: int = 0
 
     @property
     def checksum(self) -> int:
@@ -261,6 +263,7 @@ def pack_write(shards: Sequence[Shard], **batch: Unpack[BatchFields]) -> tuple[b
     for item, shard in zip(items, shards, strict=True):
         item["key"] = shard.key
         item["block_index"] = shard.block_index
+        item["last_used_s"] = shard.last_used_s
         item["payload_xxh3"] = shard.checksum
         item["block_xxh3"] = shard.block_xxh3
     payload = b"".join(shard.payload for shard in shards)

@@ -13,6 +13,7 @@ from kvstore.node.buffers import BufferPool
 from kvstore.node.clock import SystemClock
 from kvstore.node.disk import Disk, OsDisk
 from kvstore.node.node import Node, SyncPolicy
+from kvstore.node.policy_store import PolicyStore
 from kvstore.node.segment import TargetIdentity
 from kvstore.node.server import Server, ServerSettings
 from kvstore.node.target import TargetSettings
@@ -79,6 +80,7 @@ def served_node(
         clock=clock,
         pool=BufferPool(memory_bytes),
         sync=sync,
+        policy=PolicyStore(folder, disk),
         pid=1,
         version="0",
         started_s=clock.monotonic_s(),

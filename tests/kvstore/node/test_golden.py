@@ -18,7 +18,7 @@ def test_slot_header_lies_as_its_page_says() -> None:
     data = read_golden("slot_header")
     assert len(data) == 256
     assert data[:8] == b"CACHSLOT"
-    assert struct.unpack_from("<HBBB", data, 8) == (1, 10, 2, 11)
+    assert struct.unpack_from("<HBBB", data, 8) == (2, 10, 2, 11)
     assert data[13:16] == bytes(3)
     assert data[16:48] == KEY
     assert data[48:64] == b"namespace 16 by."
@@ -31,7 +31,8 @@ def test_slot_header_lies_as_its_page_says() -> None:
         0x1112131415161718,
         0x2122232425262728,
     )
-    assert data[144:248] == bytes(104)
+    assert data[144:176] == KEY[::-1]
+    assert data[176:248] == bytes(72)
     assert struct.unpack_from("<Q", data, 248) == (xxh3_64_intdigest(data[:248]),)
 
 
@@ -39,7 +40,7 @@ def test_segment_header_lies_as_its_page_says() -> None:
     data = read_golden("segment_header")
     assert len(data) == 88
     assert data[:8] == b"CACHSEGM"
-    assert struct.unpack_from("<IIIIII", data, 8) == (1, 3, 11392, 256, 23045, 0)
+    assert struct.unpack_from("<IIIIII", data, 8) == (2, 3, 11392, 256, 23045, 0)
     assert data[32:48] == CLUSTER
     assert data[48:80] == b"n01-d1" + bytes(26)
     assert struct.unpack_from("<Q", data, 80) == (xxh3_64_intdigest(data[:80]),)
@@ -49,7 +50,7 @@ def test_frame_header_lies_as_its_page_says() -> None:
     data = read_golden("frame_read_response")
     body = data[64:]
     assert data[:4] == b"CHLT"
-    assert data[4:8] == bytes([1, 4, 1, 0])
+    assert data[4:8] == bytes([2, 4, 1, 0])
     assert struct.unpack_from("<QIIIHHQQQ", data, 8) == (
         *(2, 9, 0, 2, 0, 4),
         *(len(body), 11392, xxh3_64_intdigest(body)),
@@ -61,3 +62,54 @@ def test_frame_header_lies_as_its_page_says() -> None:
         *(0x0102030405060708, 0x1112131415161718, 0x2122232425262728),
     )
     assert body[40:] == bytes(32)
+
+
+def test_records_of_a_write_lie_as_their_page_says() -> None:
+    body = read_golden("frame_write_request")[64:]
+    assert len(body) == 96 + 64
+    assert body[:48] == b"namespace 16 by." + b"layout finger 16" + b"agent" + bytes(11)
+    assert struct.unpack_from("<BBB5sII", body, 48) == (10, 2, 11, bytes(5), 11392, 113920)
+    assert body[64:96] == KEY[::-1]
+    assert body[96:128] == KEY
+    assert struct.unpack_from("<IIQQQ", body, 128) == (
+        *(77, 1_800_000_000),
+        *(0x1112131415161718, 0x2122232425262728, 0),
+    )
+
+
+def test_location_lies_as_its_page_says() -> None:
+    body = read_golden("frame_locate_response")[64:]
+    assert struct.unpack_from("<BBHIQQII", body) == (
+        *(1, 11, 0, 11392),
+        *(0x0102030405060708, 0x2122232425262728, 1_800_000_000, 77),
+    )
+    assert body[32:] == bytes(32)
+
+
+def test_scan_lies_as_its_page_says() -> None:
+    request = read_golden("frame_scan_request")
+    assert struct.unpack("<IIII", request[64:]) == (3, 1000, 65536, 0)
+    data = read_golden("frame_scan_response")
+    assert struct.unpack_from("<I", data, 24) == (2,)
+    assert struct.unpack_from("<QQ", data, 32) == (32, 48)
+    assert struct.unpack_from("<IIIIIIII", data, 64) == (3, 1000, 2, 11392, 4, 0, 0, 0)
+    assert struct.unpack_from("<QIIBBB5s", data, 96) == (
+        *(0x0102030405060708, 1_800_000_000, 77, 1, 5, 11),
+        bytes(5),
+    )
+    assert data[120:] == bytes(24)
+
+
+def test_items_of_evictions_lie_as_their_page_says() -> None:
+    evict = read_golden("frame_evict_request")[64:]
+    assert struct.unpack("<QQIB3s", evict) == (
+        *((3 << 24) + 1000, 0x0102030405060708, 1_800_000_000, 2),
+        bytes(3),
+    )
+    withdraw = read_golden("frame_withdraw_request")[64:]
+    assert struct.unpack("<32sQIB3s", withdraw) == (
+        *(KEY, 0x2122232425262728, 1_800_000_060, 1),
+        bytes(3),
+    )
+    touch = read_golden("frame_touch_request")[64:]
+    assert struct.unpack("<32sII", touch) == (KEY, 1_800_000_000, 0)

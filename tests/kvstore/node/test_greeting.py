@@ -24,7 +24,7 @@ def test_hello_is_answered_with_the_nodes_own(tmp_path: Path) -> None:
 
 def test_first_request_must_be_hello(tmp_path: Path, rng: random.Random) -> None:
     with served_node(tmp_path) as served, served.client(is_greeted=False) as client:
-        for op in (Op.MATCH, Op.STAT, Op.LOCATE):
+        for op in (Op.MATCH, Op.STAT, Op.LOCATE, Op.EVICT, Op.TOUCH, Op.POLICY, Op.NOTE):
             assert client.ask(op).status is Status.NOT_GREETED
         assert client.ask_write(make_shards(rng, 2, 100)).status is Status.NOT_GREETED
         assert client.hello().status is Status.OK
@@ -69,3 +69,15 @@ def test_payload_is_refused_where_there_is_none(tmp_path: Path) -> None:
     with served_node(tmp_path) as served, served.client() as client:
         assert client.ask(Op.MATCH, payload=b"x" * 300_000).status is Status.BAD_REQUEST
         assert client.match([]) == []
+
+
+def test_requests_to_the_node_itself_need_any_greeted_target(tmp_path: Path) -> None:
+    with served_node(tmp_path) as served, served.client() as client:
+        note = b"{}"
+        for target in (0, 1, 65535):
+            assert client.ask(Op.STAT, target=target).status is Status.OK
+            assert client.ask(Op.POLICY, target=target).status is Status.OK
+            answer = client.ask(Op.NOTE, target=target, body=note, count=len(note))
+            assert answer.status is Status.OK
+        scan = wire.pack_scan(0, 0, 1)
+        assert client.ask(Op.SCAN, target=1, body=scan).status is Status.NOT_GREETED

@@ -56,7 +56,7 @@ def prove_unharmed(node: NodeProcess, witness: tuple[RawClient, Shard]) -> None:
 
 def pack_header(
     magic: bytes = wire.MAGIC,
-    version: int = 1,
+    version: int = wire.VERSION,
     op: int = 2,
     kind: int = 0,
     flags: int = 1,
@@ -81,7 +81,7 @@ HUGE = 0xFFFF_FFFF_FFFF_FFFF
 BAD_STREAMS = {
     "nothing but zeros": bytes(200),
     "another protocol": b"GET / HTTP/1.1\r\nHost: node\r\n\r\n" + bytes(100),
-    "another version": pack_header(version=2),
+    "another version": pack_header(version=3),
     "wrong header checksum": pack_header()[:-1] + b"\0",
     "unknown operation": pack_header(op=0),
     "operation of the future": pack_header(op=200),
@@ -95,8 +95,8 @@ BAD_STREAMS = {
     "a count of 2^32": pack_header(count=0xFFFF_FFFF, body_bytes=(1 << 20) - 32),
     "more keys than allowed": pack_header(count=1025, body_bytes=32 * 1025),
     "keys without a body": pack_header(count=1024),
-    "a payload of 2^64 bytes": pack_header(op=5, payload_bytes=HUGE, body_bytes=80),
-    "a payload over its limit": pack_header(op=5, payload_bytes=(32 << 20) + 1, body_bytes=80),
+    "a payload of 2^64 bytes": pack_header(op=5, payload_bytes=HUGE, body_bytes=96),
+    "a payload over its limit": pack_header(op=5, payload_bytes=(32 << 20) + 1, body_bytes=96),
     "a wrong body checksum": pack_header(count=1, body_bytes=32, body_xxh3=1) + bytes(32),
     "a greeting in no known letters": pack_header(
         op=1, body_bytes=48, body_xxh3=xxh3_64_intdigest(bytes(16) + b"\xff" * 32)
@@ -132,7 +132,7 @@ def test_bad_frames_are_logged_one_line_each_and_without_a_traceback(
     prove_unharmed(node, witness)
 
 
-@pytest.mark.parametrize("sent", [1, 63, 64, 65, 64 + 79, 64 + 80 + 64, 64 + 80 + 64 + 5000])
+@pytest.mark.parametrize("sent", [1, 63, 64, 65, 64 + 95, 64 + 96 + 64, 64 + 96 + 64 + 5000])
 def test_node_is_unharmed_when_a_write_ends_in_the_middle(
     node: NodeProcess, witness: tuple[RawClient, Shard], sent: int
 ) -> None:
@@ -165,7 +165,7 @@ def test_announced_payloads_take_no_memory_beyond_the_limit(
 def test_announced_bodies_take_little_memory(
     node: NodeProcess, witness: tuple[RawClient, Shard]
 ) -> None:
-    body_bytes = 80 + 64 * 1024
+    body_bytes = 96 + 64 * 1024
     header = pack_header(op=5, count=1024, body_bytes=body_bytes, payload_bytes=1 << 20)
     before = node.memory_bytes()
     attackers = [node.client() for _ in range(100)]
@@ -196,8 +196,8 @@ def test_descriptors_are_given_back_when_many_connections_come_and_go(
 headers = st.builds(
     pack_header,
     magic=st.sampled_from([wire.MAGIC, b"CHLU", bytes(4)]),
-    version=st.sampled_from([1, 1, 1, 0, 2]),
-    op=st.one_of(st.integers(1, 8), U8),
+    version=st.sampled_from([2, 2, 2, 1, 3]),
+    op=st.one_of(st.integers(1, 14), U8),
     kind=st.sampled_from([0, 0, 0, 1, 2]),
     flags=st.sampled_from([1, 1, 1, 0, 255]),
     count=st.one_of(st.integers(0, 4), st.integers(0, 1100), U32),
@@ -212,7 +212,12 @@ headers = st.builds(
 
 def pack_fitting(op: Op, count: int, body: bytes, payload: bytes) -> bytes:
     """A frame whose checksums and lengths are right and whose contents are anything."""
-    fixed, each = {1: (48, 0), 4: (8, 32), 5: (80, 64), 7: (0, 40), 8: (0, 0)}.get(op, (0, 32))
+    sizes = {
+        **{Op.HELLO: (48, 0), Op.READ: (8, 32), Op.WRITE: (96, 64), Op.REPORT: (0, 40)},
+        **{Op.STAT: (0, 0), Op.SCAN: (16, 0), Op.EVICT: (0, 24), Op.WITHDRAW: (0, 48)},
+        **{Op.TOUCH: (0, 40), Op.POLICY: (0, 1), Op.NOTE: (0, 1)},
+    }
+    fixed, each = sizes.get(op, (0, 32))
     count = count if each else 0
     length = fixed + each * count
     body = (body * (length // max(len(body), 1) + 1))[:length].ljust(length, b"\0")
@@ -243,7 +248,7 @@ def test_reader_gives_requests_or_a_frame_error_for_any_bytes(stream: bytes, ste
     try:
         while at < len(stream):
             room = reader.room()
-            assert 0 < len(room) <= max(INBOX_BYTES, 80 + 64 * 1024)
+            assert 0 < len(room) <= max(INBOX_BYTES, 96 + 64 * 1024)
             piece = stream[at : at + min(step, len(room))]
             room[: len(piece)] = piece
             reader.received(len(piece))

@@ -73,16 +73,27 @@ def test_lost_target_answers_every_request_as_an_empty_one_does(
     lost.target.note_place("it is gone")
     joined = wire.join_keys(keys)
     reports = b"".join(key + bytes(8) for key in keys)
+    late, expired = bytes([255] * 4), bytes([1, 0, 0, 0])
+    withdrawals = b"".join(key + bytes(8) + late + expired for key in keys)
+    evictions = b"".join(
+        location.to_bytes(8, "little") + bytes(8) + late + expired
+        for location in lost.target.index.find(keys)
+    )
     for op, body in (
         (Op.MATCH, joined),
         (Op.LOCATE, joined),
         (Op.READ, wire.pack_read(keys, SHARD_BYTES)),
         (Op.FORGET, joined),
         (Op.REPORT, reports),
+        (Op.EVICT, evictions),
+        (Op.WITHDRAW, withdrawals),
+        (Op.TOUCH, b"".join(key + late + bytes(4) for key in keys)),
+        (Op.SCAN, wire.pack_scan(0, 0, 100)),
     ):
-        answers = [node.run(node.begin(op, body=body, count=11)) for node in (empty, lost)]
+        count = 0 if op is Op.SCAN else 11
+        answers = [node.ask(op, body, count) for node in (empty, lost)]
         assert answers[0] == answers[1], op
         with pytest.raises(wire.FrameError):
-            lost.run(lost.begin(op, body=body[:-1], count=11))
+            lost.ask(op, body[:-1], count)
     empty.close()
     lost.close()

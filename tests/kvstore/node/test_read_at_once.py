@@ -35,8 +35,9 @@ def plan(
     epoch: int = EPOCH,
     greeted: str = IDENTITY.name,
     left_s: float = 10.0,
+    is_use: bool = True,
 ) -> CopiedAnswer | FileAnswer | None:
-    body = wire.pack_read(keys, shard_bytes)
+    body = wire.pack_read(keys, shard_bytes, is_use=is_use)
     frame = wire.pack_frame(
         wire.Op.READ, wire.KIND_REQUEST, request_id=5, body=body, count=len(keys), epoch=epoch
     )
@@ -74,17 +75,21 @@ def test_answer_at_once_is_that_of_the_operation(
     )
 
 
-def test_answer_at_once_notes_the_use(driven: DrivenNode, rng: random.Random) -> None:
+@pytest.mark.parametrize("is_use", [True, False])
+def test_answer_at_once_notes_the_use_if_it_is_one(
+    driven: DrivenNode, rng: random.Random, is_use: bool
+) -> None:
     shards = make_shards(rng, 3, SHARD_BYTES)
     driven.write(shards)
     driven.clock.advance(100)
-    assert plan(driven, keys_of(shards[1:2])) is not None
+    assert plan(driven, keys_of(shards[1:2]), is_use=is_use) is not None
+    assert sum(driven.target.classes.shards_read) == is_use
     now_s = driven.clock.unix_ns() // 1_000_000_000
     used_s = []
     for shard in shards:
         segment, slot = driven.target.index.resolve(driven.target.index.get(shard.key))
         used_s.append(int(segment.columns.last_used_s[slot]))
-    assert used_s == [now_s - 100, now_s, now_s - 100]
+    assert used_s == [now_s - 100, now_s if is_use else now_s - 100, now_s - 100]
 
 
 @pytest.mark.parametrize("count", [2, MANY])

@@ -140,7 +140,7 @@ def test_broken_invariant_ends_the_loop_and_is_not_hidden(tmp_path: Path) -> Non
     def break_index(served: ServedNode) -> None:
         served.node.targets[0].index.__dict__.clear()
         with served.client() as client:
-            client.send(client.frame(Op.MATCH))
+            client.send(client.frame(Op.MATCH, body=bytes(32), count=1))
             wait_until(lambda: served.failure is not None)
 
     with pytest.raises(AttributeError), served_node(tmp_path) as served:

@@ -51,6 +51,8 @@ class TargetMachine(RuleBasedStateMachine):
             disk=self.disk,
             capacity_bytes=CAPACITY_BYTES,
             segment_bytes=8 << 10,
+            # So a restart begins with a snapshot, and what follows a kill with the headers.
+            snapshot_shards_min=0,
         )
         self.here: dict[bytes, Held] = {}
         self.maybe: dict[bytes, list[Held]] = {}

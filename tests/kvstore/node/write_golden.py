@@ -33,6 +33,7 @@ def slot_header() -> bytes:
     header["created_ns"] = 1_800_000_000_123_456_789
     header["payload_xxh3"] = 0x1112131415161718
     header["block_xxh3"] = 0x2122232425262728
+    header["anchor"] = np.frombuffer(KEY[::-1], "V32")
     data = bytearray(header.tobytes())
     header = np.frombuffer(data, SLOT_HEADER)
     seal_headers(header, [memoryview(data)[:248]])
@@ -99,6 +100,87 @@ def refusal() -> bytes:
     )
 
 
+def write_request() -> bytes:
+    """Without its payload: one shard that a repair brings."""
+    batch = np.zeros(1, wire.WRITE_BATCH)
+    batch["namespace_id"] = np.frombuffer(b"namespace 16 by.", "V16")
+    batch["layout"] = np.frombuffer(b"layout finger 16", "V16")
+    batch["ttl_class"], batch["k"], batch["m"], batch["shard"] = b"agent", 10, 2, 11
+    batch["shard_bytes"], batch["block_bytes"] = 11392, 113920
+    batch["anchor"] = np.frombuffer(KEY[::-1], "V32")
+    items = np.zeros(1, wire.WRITE_ITEM)
+    items["key"] = np.frombuffer(KEY, "V32")
+    items["block_index"], items["last_used_s"] = 77, 1_800_000_000
+    items["payload_xxh3"], items["block_xxh3"] = 0x1112131415161718, 0x2122232425262728
+    body = batch.tobytes() + items.tobytes()
+    return _request(wire.Op.WRITE, body, payload_bytes=11392)
+
+
+def locate_response() -> bytes:
+    records = np.zeros(2, wire.LOCATION)
+    records[0] = (1, 11, 0, 11392, 0x0102030405060708, 0x2122232425262728, 1_800_000_000, 77)
+    return wire.pack_frame(
+        wire.Op.LOCATE,
+        wire.KIND_RESPONSE,
+        request_id=2,
+        body=records.tobytes(),
+        count=2,
+        epoch=9,
+        target=4,
+    )
+
+
+def scan_request() -> bytes:
+    return _request(wire.Op.SCAN, wire.pack_scan(3, 1000, 65536), count=0)
+
+
+def scan_response() -> bytes:
+    """With its payload: a slot in use and a free one."""
+    rows = np.zeros(2, wire.SCAN_ROW)
+    rows[0] = (0x0102030405060708, 1_800_000_000, 77, 1, 5, 11, b"")
+    payload = rows.tobytes()
+    head = wire.ScanHead(3, 1000, 2, 11392, 4, 0, is_end=False)
+    frame = wire.pack_frame(
+        wire.Op.SCAN,
+        wire.KIND_RESPONSE,
+        request_id=2,
+        body=wire.pack_scan_head(head),
+        count=2,
+        payload_bytes=len(payload),
+        epoch=9,
+        target=4,
+    )
+    return frame + payload
+
+
+def evict_request() -> bytes:
+    item = ((3 << 24) + 1000, 0x0102030405060708, 1_800_000_000, wire.EvictReason.LEAST_USED, b"")
+    return _request(wire.Op.EVICT, np.array([item], wire.EVICT_ITEM).tobytes())
+
+
+def withdraw_request() -> bytes:
+    item = (KEY, 0x2122232425262728, 1_800_000_060, wire.EvictReason.EXPIRED, b"")
+    return _request(wire.Op.WITHDRAW, np.array([item], wire.WITHDRAW_ITEM).tobytes())
+
+
+def touch_request() -> bytes:
+    return _request(wire.Op.TOUCH, np.array([(KEY, 1_800_000_000, 0)], wire.TOUCH_ITEM).tobytes())
+
+
+def _request(op: wire.Op, body: bytes, *, count: int = 1, payload_bytes: int = 0) -> bytes:
+    return wire.pack_frame(
+        op,
+        wire.KIND_REQUEST,
+        request_id=2,
+        body=body,
+        count=count,
+        payload_bytes=payload_bytes,
+        epoch=9,
+        deadline_ms=250,
+        target=4,
+    )
+
+
 GOLDEN: dict[str, Callable[[], bytes]] = {
     "slot_header": slot_header,
     "segment_header": segment_header,
@@ -106,6 +188,13 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
     "frame_read_request": read_request,
     "frame_read_response": read_response,
     "frame_refusal": refusal,
+    "frame_write_request": write_request,
+    "frame_locate_response": locate_response,
+    "frame_scan_request": scan_request,
+    "frame_scan_response": scan_response,
+    "frame_evict_request": evict_request,
+    "frame_withdraw_request": withdraw_request,
+    "frame_touch_request": touch_request,
 }
 
 

@@ -1,0 +1,1 @@
+"""Keeps a storage node within its policy: TTL, LRU and watermarks, scrub, repair, policy sync."""

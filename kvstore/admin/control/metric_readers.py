@@ -1,0 +1,331 @@
+"""How a metric is read out of what a node and its worker say of themselves. Pure.
+
+The sources are JSON-like values of another process, perhaps of another version: a figure that is
+missing or is not a number gives no sample, never an error and never a zero that nobody counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ...layout import BLOCK_TOKENS
+
+LABEL_VALUES_MAX = 256
+"""Values of one label that come from outside, such as namespaces; the rest is summed up."""
+LABEL_CHARACTERS_MAX = 64
+OTHERS = "(other)"
+"""The name that a node uses too for what it sums up."""
+
+NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSources:
+    """What the metrics of one node are made from. Field names of the mappings are those of STAT.
+
+    Every mapping may be empty and may lack any field.
+    """
+
+    node: str
+    node_stat: Mapping[str, Any] | None
+    """The STAT answer of the node; None: it did not answer."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """The policy document that the worker acts on."""
+    worker: Mapping[str, Any] = field(default_factory=dict)
+    """What the worker says of itself, its counters apart."""
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    """What the worker has done since it started."""
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    """How full each target is: name to `fraction`, and `limits` with `used` and `room` of each."""
+    backlog: Mapping[str, Any] = field(default_factory=dict)
+    """What waits to be done: kind to number."""
+    reports: Mapping[str, Any] = field(default_factory=dict)
+    """The worker's newest reports by kind: redundancy and scrub."""
+    shards_per_fetch: int = 1
+    """How many shards of a block a fetch asks for."""
+    now_s: float = 0.0
+    """Unix time, for the age of reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A number with the values of the metric's labels, without the node's."""
+
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A histogram: `cumulative[i]` observations were <= `bounds[i]`; the last bound is +Inf."""
+
+    labels: tuple[str, ...]
+    bounds: tuple[float, ...]
+    cumulative: tuple[float, ...]
+    total: float
+
+
+Reading = Sample | Distribution
+Reader = Callable[[MetricSources], Iterable[Reading]]
+
+
+def read_number(value: object) -> float | None:
+    """A finite number that is not negative, or a truth value as 1 or 0; None for all else."""
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        return None
+    return float(value)
+
+
+def read_mapping(value: object) -> Mapping[str, Any]:
+    """`value` if it is an object, otherwise an empty one."""
+    return value if isinstance(value, Mapping) else NOTHING
+
+
+def read_targets(stat: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and figures of each target of a STAT answer."""
+    targets = read_mapping(stat).get("targets")
+    for target in targets if isinstance(targets, list) else []:
+        name = read_mapping(target).get("name")
+        if isinstance(name, str):
+            yield name, target
+
+
+def node_field(name: str) -> Reader:
+    """A figure of the node."""
+    return lambda sources: _one(read_mapping(sources.node_stat).get(name))
+
+
+def worker_field(name: str) -> Reader:
+    """A figure of the worker as it is now."""
+    return lambda sources: _one(sources.worker.get(name))
+
+
+def worker_counter(name: str) -> Reader:
+    """A counter of the worker."""
+    return lambda sources: _one(sources.counters.get(name))
+
+
+def worker_map(name: str) -> Reader:
+    """Counters of the worker, one for each value of a label."""
+    return lambda sources: _each((), read_mapping(sources.counters.get(name)))
+
+
+def policy_field(name: str) -> Reader:
+    """A figure of the policy document."""
+    return lambda sources: _one(sources.policy.get(name))
+
+
+def policy_map(name: str) -> Reader:
+    """Figures of the policy document, one for each value of a label."""
+    return lambda sources: _each((), read_mapping(sources.policy.get(name)))
+
+
+def read_redundancy(sources: MetricSources) -> Iterator[Reading]:
+    """Blocks by the number of shards that were found."""
+    for shards, blocks in count_by_shards(sources.reports.get("redundancy")).items():
+        yield Sample((str(shards),), blocks)
+
+
+def read_health(sources: MetricSources) -> Iterator[Reading]:
+    """Blocks by whether they are whole, reduced or unreadable."""
+    for health, blocks in count_by_health(sources.reports.get("redundancy")).items():
+        yield Sample((health,), blocks)
+
+
+def count_by_health(report: object) -> dict[str, float]:
+    """Blocks that are whole, that lack shards, and that cannot be read; nothing if unknown."""
+    found = read_mapping(report)
+    k, width = read_number(found.get("k")), read_number(found.get("width"))
+    if k is None or width is None:
+        return {}
+    health = {"whole": 0.0, "reduced": 0.0, "unreadable": 0.0}
+    for shards, blocks in count_by_shards(report).items():
+        kind = "whole" if shards >= width else "reduced" if shards >= k else "unreadable"
+        health[kind] += blocks
+    return health
+
+
+def count_by_shards(report: object) -> dict[int, float]:
+    """Number of shards to blocks that have so many, from a redundancy report; 0 shards left out."""
+    counts = read_numbers(read_mapping(report).get("blocks_by_shards"))
+    return dict(list(enumerate(counts or []))[1 : LABEL_VALUES_MAX + 1])
+
+
+def redundancy_age(sources: MetricSources) -> Iterator[Reading]:
+    """Seconds since the count of shards was finished."""
+    report = read_mapping(sources.reports.get("redundancy"))
+    started_at_s, duration_s = (
+        read_number(report.get(name)) for name in ("started_at_s", "duration_s")
+    )
+    if started_at_s is not None and duration_s is not None:
+        yield from _age(sources, started_at_s + duration_s)
+
+
+def scrub_pass_age(sources: MetricSources) -> Iterator[Reading]:
+    """Seconds since the scrub pass of each target began."""
+    for target, report in _scrub_targets(sources):
+        started_at_s = read_number(read_mapping(report).get("started_at_s"))
+        if started_at_s:
+            yield from _age(sources, started_at_s, target)
+
+
+def scrub_pass_duration(sources: MetricSources) -> Iterator[Reading]:
+    """Seconds that the last whole scrub of each target took."""
+    for target, report in _scrub_targets(sources):
+        yield from _one(read_mapping(report).get("last_pass_s"), target)
+
+
+def _scrub_targets(sources: MetricSources) -> Iterator[tuple[str, Any]]:
+    yield from read_mapping(read_mapping(sources.reports.get("scrub")).get("targets")).items()
+
+
+def _age(sources: MetricSources, at_s: float, *labels: str) -> Iterator[Sample]:
+    """Seconds since `at_s`; 0 where the clock went back since."""
+    return _one(max(0.0, sources.now_s - at_s), *labels)
+
+
+def read_backlog(sources: MetricSources) -> Iterator[Reading]:
+    """What waits, by kind."""
+    return _each((), sources.backlog)
+
+
+def read_fill(sources: MetricSources) -> Iterator[Reading]:
+    """How full each target is by each limit that was read."""
+    for target, usage in sources.usage.items():
+        for limit, figures in read_mapping(read_mapping(usage).get("limits")).items():
+            used = read_number(read_mapping(figures).get("used"))
+            room = read_number(read_mapping(figures).get("room"))
+            if used is not None and room is not None and used + room > 0:
+                yield from _one(used / (used + room), target, limit)
+
+
+def target_field(name: str) -> Reader:
+    """A figure of each target."""
+
+    def read(sources: MetricSources) -> Iterator[Reading]:
+        for target, figures in read_targets(sources.node_stat):
+            yield from _one(figures.get(name), target)
+
+    return read
+
+
+def target_map(name: str, inner: str | None = None) -> Reader:
+    """Figures of each target by the value of a label; `inner` picks one of several for each."""
+
+    def read(sources: MetricSources) -> Iterator[Reading]:
+        for target, figures in read_targets(sources.node_stat):
+            by_label = read_mapping(figures.get(name))
+            if inner is not None:
+                by_label = {key: read_mapping(one).get(inner) for key, one in by_label.items()}
+            yield from _each((target,), by_label)
+
+    return read
+
+
+def class_hit_tokens(sources: MetricSources) -> Iterator[Reading]:
+    """Tokens by class that the shards sent by each target stand for."""
+    tokens_per_shard = BLOCK_TOKENS / sources.shards_per_fetch
+    for target, figures in read_targets(sources.node_stat):
+        for sample in _each((target,), read_mapping(figures.get("hits_by_class"))):
+            yield Sample(sample.labels, sample.value * tokens_per_shard)
+
+
+def target_distribution(name: str) -> Reader:
+    """A histogram of each target."""
+
+    def read(sources: MetricSources) -> Iterator[Reading]:
+        for target, figures in read_targets(sources.node_stat):
+            found = _distribution((target,), figures.get(name))
+            if found is not None:
+                yield found
+
+    return read
+
+
+def node_distributions(name: str) -> Reader:
+    """Histograms of the node, one for each value of a label."""
+
+    def read(sources: MetricSources) -> Iterator[Reading]:
+        for label, value in read_mapping(read_mapping(sources.node_stat).get(name)).items():
+            found = _distribution((_cut(label),), value)
+            if found is not None:
+                yield found
+
+    return read
+
+
+def namespace_tokens(name: str) -> Reader:
+    """A number of tokens of each namespace."""
+
+    def read(sources: MetricSources) -> Iterable[Reading]:
+        return _each((), {label: one.get(name) for label, one in _namespaces(sources)})
+
+    return read
+
+
+def namespace_misses(sources: MetricSources) -> Iterator[Reading]:
+    """Missed tokens of each namespace by reason, in the order (namespace, reason)."""
+    by_reason: dict[str, dict[str, Any]] = {}
+    for label, figures in _namespaces(sources):
+        for reason, tokens in read_mapping(figures.get("miss_tokens")).items():
+            by_reason.setdefault(reason, {})[label] = tokens
+    for reason, by_namespace in by_reason.items():
+        for sample in _each((), by_namespace):
+            yield Sample((*sample.labels, _cut(reason)), sample.value)
+
+
+def _namespaces(sources: MetricSources) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for label, figures in read_mapping(read_mapping(sources.node_stat).get("namespaces")).items():
+        yield label, read_mapping(figures)
+
+
+def _one(value: object, *labels: str) -> Iterator[Sample]:
+    number = read_number(value)
+    if number is not None:
+        yield Sample(tuple(_cut(label) for label in labels), number)
+
+
+def _each(first: tuple[str, ...], by_label: Mapping[str, Any]) -> Iterator[Sample]:
+    """A sample for each label; of too many, the largest ones and the sum of all others."""
+    pairs = [(_cut(key), read_number(value)) for key, value in by_label.items()]
+    found: dict[str, float] = {}
+    for key, number in pairs:
+        if number is not None:
+            found[key] = found.get(key, 0.0) + number
+    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    for key, number in ranked[:LABEL_VALUES_MAX]:
+        yield Sample((*first, key), number)
+    if len(ranked) > LABEL_VALUES_MAX:
+        yield Sample((*first, OTHERS), sum(number for _, number in ranked[LABEL_VALUES_MAX:]))
+
+
+def _distribution(labels: tuple[str, ...], value: object) -> Distribution | None:
+    """A histogram of STAT: `bounds_s`, one more `counts` (the last above all bounds), `sum_s`."""
+    figures = read_mapping(value)
+    bounds = read_numbers(figures.get("bounds_s"))
+    counts = read_numbers(figures.get("counts"))
+    total = read_number(figures.get("sum_s"))
+    if bounds is None or counts is None or total is None or len(counts) != len(bounds) + 1:
+        return None
+    if any(low >= high for low, high in pairwise(bounds)):
+        return None
+    return Distribution(labels, (*bounds, math.inf), tuple(accumulate(counts)), total)
+
+
+def read_numbers(value: object) -> list[float] | None:
+    """All numbers of a list; None if it is no list, or one of them is no number."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return None
+    numbers = [read_number(one) for one in value]
+    found = [number for number in numbers if number is not None]
+    return found if len(found) == len(numbers) else None
+
+
+def _cut(label: object) -> str:
+    return str(label)[:LABEL_CHARACTERS_MAX]

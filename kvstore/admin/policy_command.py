@@ -1,0 +1,91 @@
+"""`cachalot policy`: who changed what, when and why; and taking the last change back."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .control_options import (
+    ClusterOption,
+    ControlOption,
+    DryRunOption,
+    JsonOption,
+    TokenFileOption,
+    WaitOption,
+    WhoOption,
+    WhyOption,
+    make_group,
+    open_control,
+    who_asks,
+)
+from .output import write_json, write_result, write_table
+
+if TYPE_CHECKING:
+    from ..retention import LogEntry
+
+COLUMNS = ("version", "when", "who", "change", "why")
+LEFT_COLUMNS = frozenset({"when", "who", "change", "why"})
+
+app = make_group("Who changed what, when and why; and undo.")
+
+
+@app.command("log")
+def show_log(
+    cluster: ClusterOption,
+    entries_max: Annotated[
+        int, typer.Option("--last", help="How many changes, newest last.", min=1, max=100)
+    ] = 20,
+    wait_s: WaitOption = 2.0,
+    is_json: JsonOption = False,
+) -> None:
+    """Show the last changes: who, when, what, from, to, and why."""
+    from .policy_reader import read_cluster_policy
+
+    found = read_cluster_policy(cluster, wait_s)
+    entries = found.newest.log[-entries_max:]
+    if is_json:
+        write_json({"log": [entry.to_values() for entry in entries], **found.render_json()})
+        return
+    if entries:
+        write_table(COLUMNS, [_render_row(one) for one in entries], left_columns=LEFT_COLUMNS)
+    else:
+        write_result("no change yet: the defaults are in force")
+    write_result(f"\n{found.describe()}")
+
+
+def _render_row(entry: "LogEntry") -> list[str]:
+    from .policy_change import describe_entry
+
+    undoes = f" (undoes version {entry.undoes})" if entry.undoes is not None else ""
+    return [
+        str(entry.version),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s)),
+        entry.who,
+        describe_entry(entry) + undoes,
+        entry.why or "-",
+    ]
+
+
+@app.command("undo")
+def undo(
+    cluster: ClusterOption,
+    why: WhyOption = "",
+    who: WhoOption = None,
+    is_dry_run: DryRunOption = False,
+    control: ControlOption = None,
+    token_file: TokenFileOption = None,
+    wait_s: WaitOption = 2.0,
+    is_json: JsonOption = False,
+) -> None:
+    """Take the last change back. Undoing again goes one change further back."""
+    from .policy_change import at_s, report_change, send_change, try_change
+
+    if is_dry_run:
+        tried = try_change(
+            cluster, wait_s, lambda policy: policy.undo(who=who_asks(who), why=why, at_s=at_s())
+        )
+        report_change(tried, is_json=is_json, is_dry_run=True)
+        return
+    _, plane = open_control(cluster, control, token_file)
+    made = send_change(plane, "POST", "/api/policy/undo", {"who": who_asks(who), "why": why})
+    report_change(made, is_json=is_json, is_dry_run=False)

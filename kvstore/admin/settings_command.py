@@ -1,0 +1,174 @@
+"""`cachalot settings`: every setting with its limits and value; hot ones can be changed."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .control_options import (
+    ClusterOption,
+    ControlOption,
+    DryRunOption,
+    JsonOption,
+    TokenFileOption,
+    WaitOption,
+    WhoOption,
+    WhyOption,
+    make_group,
+    open_control,
+    who_asks,
+)
+from .output import write_json, write_result, write_table
+
+if TYPE_CHECKING:
+    from ..cluster.entities import ClusterMap
+    from .policy_reader import ClusterPolicy
+
+COLUMNS = ("setting", "heat", "unit", "default", "current", "what it is for")
+LEFT_COLUMNS = frozenset({"setting", "heat", "unit", "what it is for"})
+COLD_FIGURES = {"memory": "memory_limit_bytes", "sync": "sync"}
+"""Where a node's STAT has the value of a cold setting."""
+
+app = make_group("Every setting, hot or cold, and its value.")
+
+
+@app.command("show")
+def show(cluster: ClusterOption, wait_s: WaitOption = 2.0, is_json: JsonOption = False) -> None:
+    """Show every setting: hot or cold, unit, default, current value.
+
+    A cold one is an option of kvstored; where nodes differ, every value is shown.
+    """
+    import asyncio
+
+    found, cold = asyncio.run(_ask(cluster, wait_s))
+    rows = describe_settings(found, cold)
+    if is_json:
+        write_json({"settings": rows, **found.render_json()})
+        return
+    write_table(COLUMNS, [_render_row(row) for row in rows], left_columns=LEFT_COLUMNS)
+    write_result(f"\n{found.describe()}")
+
+
+async def _ask(path: Path, deadline_s: float) -> "tuple[ClusterPolicy, dict[str, list[Any]]]":
+    import asyncio
+
+    from ..client import StoreClient
+    from .policy_reader import ask_policies
+
+    async with StoreClient.connect(path) as store:
+        found, reports = await asyncio.gather(
+            ask_policies(store.map, deadline_s), store.node_reports(deadline_s=deadline_s)
+        )
+        said = [report.statistics for report in reports if report.is_alive]
+        return found, find_cold_values(store.map, said)
+
+
+def find_cold_values(cluster_map: "ClusterMap", said: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values of cold settings that nodes were started with, each value once."""
+    values: dict[str, list[Any]] = {"listen": [node.address for node in cluster_map.nodes]}
+    for name, figure in COLD_FIGURES.items():
+        found = [one[figure] for one in said if isinstance(one.get(figure), int | str)]
+        values[name] = list(dict.fromkeys(found))
+    return values
+
+
+def describe_settings(found: "ClusterPolicy", cold: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """A JSON object for each setting. `current` of a cold one is a list, empty if unknown."""
+    from ..settings import SETTINGS, Heat
+
+    policy = found.newest
+    return [
+        {
+            "name": setting.name,
+            "heat": setting.heat.value,
+            "unit": setting.unit,
+            "default": setting.default,
+            "current": (
+                policy.setting(setting.name)
+                if setting.heat is Heat.HOT
+                else cold.get(setting.name, [])
+            ),
+            "is_set": setting.name in policy.settings,
+            "what_for": setting.what_for,
+        }
+        for setting in SETTINGS.values()
+    ]
+
+
+def _render_row(row: dict[str, Any]) -> list[str]:
+    from .policy_change import format_setting
+
+    name, current = row["name"], row["current"]
+    if isinstance(current, list):
+        shown = _render_cold(name, current)
+    else:
+        shown = format_setting(name, current) + (" (set)" if row["is_set"] else "")
+    default = format_setting(name, row["default"])
+    return [name, row["heat"], row["unit"], default, shown, row["what_for"]]
+
+
+def _render_cold(name: str, values: list[Any]) -> str:
+    from .quantities import count_of, format_size
+
+    if name == "listen":
+        return f"{count_of(len(values), 'address', 'addresses')}, see status"
+    shown = [format_size(one) if isinstance(one, int) else str(one) for one in values]
+    return ", ".join(shown) or "see the command line of kvstored"
+
+
+@app.command("set")
+def set_setting(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A hot setting.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="A number, 64MiB, 30s, on or off.")],
+    cluster: ClusterOption,
+    why: WhyOption = "",
+    who: WhoOption = None,
+    is_dry_run: DryRunOption = False,
+    control: ControlOption = None,
+    token_file: TokenFileOption = None,
+    wait_s: WaitOption = 2.0,
+    is_json: JsonOption = False,
+) -> None:
+    """Change a hot setting on all nodes, within 5 s."""
+    from .policy_change import at_s, report_change, send_change, try_change
+
+    parsed = parse_setting(name, value)
+    if is_dry_run:
+        tried = try_change(
+            cluster,
+            wait_s,
+            lambda policy: policy.with_setting(
+                name, parsed, who=who_asks(who), why=why, at_s=at_s()
+            ),
+        )
+        report_change(tried, is_json=is_json, is_dry_run=True)
+        return
+    _, plane = open_control(cluster, control, token_file)
+    body = {"name": name, "value": parsed, "who": who_asks(who), "why": why}
+    made = send_change(plane, "PUT", "/api/settings", body)
+    report_change(made, is_json=is_json, is_dry_run=False)
+
+
+def parse_setting(name: str, text: str) -> int | bool:
+    """The value that a text means for a hot setting, in the setting's own unit.
+
+    Raises InvalidArgument, for an unknown name or a cold setting with the reason.
+    """
+    from ..errors import InvalidArgument
+    from ..settings import check_setting, hot_setting
+    from .quantities import parse_duration_s, parse_size_bytes
+
+    setting = hot_setting(name)
+    words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+    plain = text.strip().lower().replace("_", "").replace(",", "")
+    if setting.is_switch:
+        if plain not in words:
+            raise InvalidArgument(name, given=repr(text), expected="on or off")
+        return check_setting(name, words[plain])
+    if plain.isascii() and plain.isdecimal():
+        return check_setting(name, int(plain[:20]))
+    if setting.unit == "bytes a second":
+        return check_setting(name, parse_size_bytes(name, text.strip().removesuffix("/s")))
+    if setting.unit == "seconds":
+        return check_setting(name, parse_duration_s(name, text))
+    raise InvalidArgument(name, given=repr(text), expected=setting.rule)

@@ -1,0 +1,167 @@
+"""`cachalot verify`: reads random blocks from all nodes and checks every byte."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .control_options import (
+    ClusterOption,
+    ControlOption,
+    JsonOption,
+    TokenFileOption,
+    open_control,
+)
+from .exit_codes import ExitCode
+from .output import progress_bar, write_json, write_remark, write_result, write_table
+from .quantities import count_of, format_size
+
+if TYPE_CHECKING:
+    from ..errors import StoreError
+    from .control_client import Answer, ControlEndpoint, ControlPlane
+
+PARTS_MAX = 8
+PART_BLOCKS_MIN = 64
+"""A request makes the node look at all its slots to draw from them, so there are few of them."""
+PART_DEADLINE_S = 300.0
+SLACK_S = 20.0
+"""For the answer of a request that used all of its time."""
+COLUMNS = ("key", "shard", "node", "what")
+LEFT_COLUMNS = frozenset({"key", "node", "what"})
+PROBLEMS_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Blocks that one worker is asked to verify in one request."""
+
+    endpoint: "ControlEndpoint"
+    sample: int
+
+
+def verify(
+    cluster: ClusterOption,
+    sample: Annotated[
+        int,
+        typer.Option(help="Blocks to check, over all nodes.", metavar="N", min=1, max=1_000_000),
+    ] = 100,
+    control: ControlOption = None,
+    token_file: TokenFileOption = None,
+    is_json: JsonOption = False,
+) -> None:
+    """Read random blocks and check every byte.
+
+    Each is read from every node that holds a shard of it. Renews nothing and repairs nothing;
+    damaged shards are reported to their nodes. Ends with exit code 7 if not every block is whole.
+    """
+    _, plane = open_control(cluster, control, token_file)
+    parts = plan_parts(plane.endpoints, sample)
+    answers = _ask_all(plane, parts)
+    found, silent = sum_up(answers)
+    if len(silent) == len(parts):
+        from .control_client import no_worker
+
+        raise no_worker(sorted(set(silent)))
+    for problem in sorted(set(silent)):
+        write_remark(problem)
+    if is_json:
+        write_json(found)
+    else:
+        _write(found)
+    if found["whole"] < found["verified"] or silent:
+        raise typer.Exit(ExitCode.NOT_WHOLE)
+
+
+def plan_parts(endpoints: Sequence["ControlEndpoint"], sample: int) -> list[Part]:
+    """As many blocks of each node as fall to it, in few requests. Pure."""
+    parts = []
+    for number, endpoint in enumerate(endpoints):
+        share = sample // len(endpoints) + (number < sample % len(endpoints))
+        step = max(PART_BLOCKS_MIN, -(-share // PARTS_MAX))
+        parts += [Part(endpoint, min(step, share - at)) for at in range(0, share, step)]
+    return parts
+
+
+def _ask_all(plane: "ControlPlane", parts: list[Part]) -> "list[Answer | StoreError]":
+    """Every part's answer or error. Nodes are asked side by side, each for one part at a time."""
+    from ..errors import StoreError
+
+    def ask(mine: list[Part]) -> "list[Answer | StoreError]":
+        answers: list[Answer | StoreError] = []
+        for part in mine:
+            body = {"sample": part.sample, "deadline_s": PART_DEADLINE_S}
+            try:
+                answers.append(
+                    plane.ask(
+                        part.endpoint,
+                        "POST",
+                        "/api/verify",
+                        body=body,
+                        deadline_s=PART_DEADLINE_S + SLACK_S,
+                    )
+                )
+            except StoreError as error:
+                answers.append(error)
+            done.append(part.sample)
+            bar.show(sum(done), f"at {part.endpoint.node}")
+        return answers
+
+    done: list[int] = []
+    by_node: dict[str, list[Part]] = {}
+    for part in parts:
+        by_node.setdefault(part.endpoint.node, []).append(part)
+    total = sum(part.sample for part in parts)
+    with progress_bar("verifying", total) as bar:
+        by_job = plane.run_side_by_side([partial(ask, mine) for mine in by_node.values()])
+    return [answer for answers in by_job for answer in answers]
+
+
+def sum_up(answers: "Sequence[Answer | StoreError]") -> tuple[dict[str, Any], list[str]]:
+    """The sum of what workers found, as JSON shows it, and the problems of those that did not."""
+    silent = [str(answer) for answer in answers if not isinstance(answer, dict)]
+    given = [answer for answer in answers if isinstance(answer, dict)]
+    shards: Counter[str] = Counter()
+    problems: list[dict[str, Any]] = []
+    for answer in given:
+        shards.update(answer.get("shards") or {})
+        problems += answer.get("problems") or []
+    names = ("asked", "verified", "good", "whole", "bytes")
+    found: dict[str, Any] = {
+        name: sum(int(answer.get(name, 0)) for answer in given) for name in names
+    }
+    found["is_complete"] = all(answer.get("is_complete", True) for answer in given) and not silent
+    found["shards"] = dict(shards)
+    found["problems"] = problems
+    found["unreachable"] = silent
+    return found, silent
+
+
+def _write(found: dict[str, Any]) -> None:
+    problems = found["problems"]
+    if problems:
+        rows = [[str(one.get(name, "?")) for name in COLUMNS] for one in problems]
+        write_table(COLUMNS, rows[:PROBLEMS_SHOWN_MAX], left_columns=LEFT_COLUMNS)
+        hidden = len(problems) - PROBLEMS_SHOWN_MAX
+        write_result(f"... and {hidden} more (--json lists all)\n" if hidden > 0 else "")
+    write_result("\n".join(describe(found)))
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """What was found, in a few lines."""
+    verified, good, whole = found["verified"], found["good"], found["whole"]
+    if not verified:
+        return ["no block was found to verify"]
+    lines = [
+        f"{count_of(verified, 'block')} verified, {format_size(found['bytes'])} read:"
+        f" {whole:,} whole, {good - whole:,} readable but not whole, {verified - good:,} unreadable"
+    ]
+    bad = {state: count for state, count in found["shards"].items() if state != "good"}
+    if bad:
+        listed = ", ".join(f"{count:,} {state}" for state, count in sorted(bad.items()))
+        lines.append(f"shards that are not good: {listed}")
+    if not found["is_complete"]:
+        lines.append("not complete: the time was up, or a worker did not answer")
+    return lines

@@ -1,0 +1,125 @@
+"""Which workers run, and the redundancy of all blocks from what each of them counted."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.admin.control_client import ControlRefused, ControlUnreachable
+from kvstore.admin.local_plan import LocalShape, plan_local_map
+from kvstore.admin.quantities import make_code
+from kvstore.admin.worker_status import (
+    Redundancy,
+    WorkerState,
+    add_up_redundancy,
+    describe_workers,
+    parse_redundancy,
+)
+from kvstore.cluster.entities import ClusterMap
+from kvstore.errors import StoreError
+
+K, M = 4, 2
+
+
+def make_map() -> ClusterMap:
+    shape = LocalShape(nodes=6, code=make_code("code", K, M), target_size_bytes=1 << 30)
+    return plan_local_map(shape, cluster="ab" * 16, ports=range(1, 7))
+
+
+def answer(blocks_by_shards: list[int], **more: object) -> dict[str, Any]:
+    report = {"blocks_by_shards": blocks_by_shards, "started_at_s": 100, "duration_s": 5.0, **more}
+    return {"at_s": 165, "redundancy": report}
+
+
+def test_counts_of_all_workers_are_added_up() -> None:
+    answers = {
+        "n01": answer([0, 1, 0, 0, 2, 3, 40], backlog=3),
+        "n02": answer([0, 0, 0, 5, 0, 0, 60], started_at_s=40),
+    }
+    found = describe_workers(make_map(), answers).redundancy
+    assert found.by_shards == {6: 100, 5: 3, 4: 2}
+    assert (found.unreadable, found.backlog) == (6, 3)
+    assert (found.nodes_counted, found.nodes_total, found.age_s) == (2, 6, 120.0)
+    assert found.describe() == (
+        "redundancy: 100 blocks with all 6 shards, 3 with 5, 2 with 4, 6 with fewer (unreadable);"
+        " 3 wait for repair; counted by 2 of 6 nodes; oldest count 2 min ago"
+    )
+
+
+def test_without_any_count_nothing_is_said_to_be_whole() -> None:
+    found = describe_workers(make_map(), {"n01": {"redundancy": None}})
+    assert found.redundancy.describe() == "redundancy: not counted yet"
+    assert found.state_of("n01") is WorkerState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        {},
+        {"blocks_by_shards": "x"},
+        {"blocks_by_shards": {"6": 1}},
+        {"blocks_by_shards": [0, -1]},
+        {"blocks_by_shards": [0, 1.5]},
+        {"blocks_by_shards": [0, True]},
+        {"blocks_by_shards": [0] * 1000},
+    ],
+)
+def test_report_that_is_not_understood_is_no_count(said: object) -> None:
+    assert parse_redundancy(said, now_s=1) is None
+
+
+@pytest.mark.parametrize("now_s", [None, "x", float("inf"), float("nan"), True])
+def test_age_is_unknown_when_times_are_strange(now_s: object) -> None:
+    found = parse_redundancy({"blocks_by_shards": [0, 1], "started_at_s": 3}, now_s=now_s)
+    assert found is not None
+    assert found.age_s is None
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=12), max_size=5))
+def test_no_block_is_lost_in_the_sum(counts: list[list[int]]) -> None:
+    parsed = [parse_redundancy({"blocks_by_shards": one}) for one in counts]
+    found = add_up_redundancy([one for one in parsed if one], k=K, m=M, nodes_total=9)
+    assert sum(found.by_shards.values()) + found.unreadable == sum(sum(one[1:]) for one in counts)
+
+
+def test_state_of_each_worker_follows_from_what_happened() -> None:
+    answers: dict[str, dict[str, Any] | StoreError] = {
+        "n01": answer([0]),
+        "n02": ControlUnreachable("n02", "x:1", "Connection refused", is_sent=False),
+        "n03": ControlUnreachable("n03", "x:1", "no answer in time", is_sent=True),
+        "n04": ControlRefused("n04", 401, {}),
+        "n05": ControlRefused("n05", 503, {"error": "stopping"}),
+    }
+    found = describe_workers(make_map(), answers)
+    assert [found.state_of(f"n0{number}").value for number in range(1, 7)] == [
+        *("running", "not running", "no answer", "no access", "no answer", "not running"),
+    ]
+    assert found.describe() == (
+        "gc_worker: not running on n02, n06 (no eviction, repair or scrub there);"
+        " no answer in time from n03, n05 (just started, or busy)"
+    )
+
+
+def test_missing_token_is_told_from_a_missing_worker() -> None:
+    found = describe_workers(make_map(), {"n01": {"is_serving": True}}, remark="no token file")
+    assert found.state_of("n01") is WorkerState.NO_ACCESS
+    assert found.state_of("n02") is WorkerState.NOT_RUNNING
+
+
+def test_line_is_short_when_all_run_or_none() -> None:
+    cluster_map = make_map()
+    names = [node.name for node in cluster_map.nodes]
+    assert describe_workers(cluster_map, {name: {} for name in names}).describe() == (
+        "gc_worker: running on all nodes"
+    )
+    assert describe_workers(cluster_map, {}).describe() == (
+        "gc_worker: not running (no eviction, repair or scrub there)"
+    )
+
+
+def test_shards_beyond_the_code_count_as_whole() -> None:
+    found = add_up_redundancy([Redundancy(by_shards={7: 2, 6: 1})], k=K, m=M, nodes_total=1)
+    assert found.by_shards[6] == 3

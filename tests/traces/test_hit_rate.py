@@ -1,0 +1,128 @@
+"""The hit rate of real eviction code on traces equals that of an exact LRU and TTL cache.
+
+An hour of chat is stretched sixty times, so that the spans that decide (minutes of the trace) are
+hours, as they are where blocks are kept for days: victims are chosen by minutes of age.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gc_worker.plan import BUCKET_S
+
+from .oracle import HitCount, OracleCache, replay
+from .real_cache import HIGH, LOW, RealCache, replay_for_real
+from .requests import Request, claude_code, made_up_agents, mooncake_conversation, stretch
+
+log = logging.getLogger(__name__)
+
+STRETCH = 60
+FOREVER_S = 1_000_000_000
+POINTS_MAX = 0.5
+CAPACITIES = (2_000, 4_000, 8_000, 16_000)
+TTLS_S = (1_800, 3_600, 7_200, 18_000)
+TRACE_REQUESTS = 1_500
+ROOMY_SLOTS = 200_000
+
+
+def compare(
+    folder: Path, requests: Sequence[Request], *, slots: int, ttl_s: int = FOREVER_S
+) -> tuple[HitCount, HitCount]:
+    """What the real cache and the oracle hit. The oracle's room lies between the watermarks."""
+    real = RealCache(folder, slots=slots, ttl_s=ttl_s, bucket_s=BUCKET_S)
+    try:
+        found = replay_for_real(requests, real)
+    finally:
+        real.close()
+    oracle = OracleCache(
+        capacity_blocks=slots * (HIGH + LOW) / 2,
+        ttl_s=math.inf if ttl_s == FOREVER_S else ttl_s,
+    )
+    expected = replay(requests, oracle)
+    log.info("slots=%d ttl_s=%d real=%s oracle=%s", slots, ttl_s, found, expected)
+    return found, expected
+
+
+@pytest.fixture(scope="module")
+def chat() -> list[Request]:
+    return stretch(mooncake_conversation(TRACE_REQUESTS), STRETCH)
+
+
+@pytest.mark.parametrize("slots", CAPACITIES)
+def test_chat_hits_as_much_as_exact_lru_at_each_capacity(
+    chat: list[Request], slots: int, tmp_path: Path
+) -> None:
+    found, expected = compare(tmp_path, chat, slots=slots)
+    assert found.block_accesses > 30_000
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+
+
+@pytest.mark.parametrize("ttl_s", TTLS_S)
+def test_chat_hits_as_much_as_an_exact_ttl(chat: list[Request], ttl_s: int, tmp_path: Path) -> None:
+    found, expected = compare(tmp_path, chat, slots=ROOMY_SLOTS, ttl_s=ttl_s)
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+
+
+@pytest.mark.parametrize(("slots", "ttl_s"), [(4_000, 1_800), (16_000, 3_600)])
+def test_chat_hits_as_much_as_exact_lru_with_a_ttl(
+    chat: list[Request], slots: int, ttl_s: int, tmp_path: Path
+) -> None:
+    found, expected = compare(tmp_path, chat, slots=slots, ttl_s=ttl_s)
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+
+
+@pytest.mark.parametrize(
+    ("slots", "ttl_s"), [(1_000, FOREVER_S), (4_000, FOREVER_S), (4_000, 3_600)]
+)
+def test_made_up_agents_hit_as_much_as_in_the_oracle(
+    rng: random.Random, slots: int, ttl_s: int, tmp_path: Path
+) -> None:
+    """Needs no trace. Prompts grow turn by turn, so each chain's blocks are used at many times."""
+    agents = made_up_agents(rng, agents=40, turns=20, appended_blocks=4, span_s=1_200.0)
+    found, expected = compare(tmp_path, stretch(agents, STRETCH), slots=slots, ttl_s=ttl_s)
+    assert found.block_accesses > 10_000
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("slots", "percent"), [(1_953, 5.6), (7_813, 18.5), (15_625, 27.1), (31_250, 34.2)]
+)
+def test_all_of_the_chat_hits_the_published_share(
+    slots: int, percent: float, tmp_path: Path
+) -> None:
+    """1, 4, 8 and 16 million tokens. The figures were computed elsewhere, by another program."""
+    requests = stretch(mooncake_conversation(), STRETCH)
+    oracle = replay(requests, OracleCache(capacity_blocks=slots))
+    assert abs(oracle.percent - percent) <= 0.1
+    found, expected = compare(tmp_path, requests, slots=round(slots / ((HIGH + LOW) / 2)))
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+    assert abs(found.percent - percent) <= POINTS_MAX
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(("ttl_s", "percent"), [(30, 6.0), (60, 10.5), (300, 29.3), (1_800, 37.0)])
+def test_all_of_the_chat_hits_the_published_share_with_a_ttl(
+    ttl_s: int, percent: float, tmp_path: Path
+) -> None:
+    requests = stretch(mooncake_conversation(), STRETCH)
+    found, expected = compare(tmp_path, requests, slots=ROOMY_SLOTS, ttl_s=ttl_s * STRETCH)
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
+    assert abs(found.percent - percent) <= POINTS_MAX
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize(
+    ("slots", "ttl_s"), [(12_000, FOREVER_S), (20_000, FOREVER_S), (20_000, 36_000)]
+)
+def test_coding_sessions_hit_as_much_as_exact_lru(slots: int, ttl_s: int, tmp_path: Path) -> None:
+    """Prompts of about a thousand blocks: over a million block accesses each time."""
+    found, expected = compare(tmp_path, stretch(claude_code(60), STRETCH), slots=slots, ttl_s=ttl_s)
+    assert found.block_accesses > 1_500_000
+    assert abs(found.percent - expected.percent) <= POINTS_MAX
