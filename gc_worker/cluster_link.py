@@ -183,7 +183,7 @@ class _ScanAnswer:
     def detach(self) -> None:
         self.is_detached = True
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         expected = header.count * wire.SCAN_ROW.itemsize
         if not header.is_last or header.count > wire.SCAN_SLOTS_MAX:
             raise wire.FrameError(f"SCAN of {header.count} rows in more than one frame or too many")

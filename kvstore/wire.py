@@ -297,6 +297,12 @@ def parse_read(body: bytes, count: int) -> tuple[int, bool, list[bytes]]:
     return shard_bytes, not flags & READ_IS_NO_USE, keys
 
 
+def parse_joined_read(body: bytes) -> tuple[int, bool, bytes]:
+    """The same with the keys one after the other, for a body whose length was checked."""
+    shard_bytes, flags = _U32_PAIR.unpack_from(body)
+    return shard_bytes, not flags & READ_IS_NO_USE, body[_U32_PAIR.size :]
+
+
 def pack_scan(segment: int, first_slot: int, slots_max: int) -> bytes:
     """Body of a SCAN request: where to begin, and how many slots to describe at most."""
     return _SCAN.pack(segment, first_slot, slots_max, 0)

@@ -27,6 +27,8 @@ def check_keys(namespace: Namespace, keys: Sequence[bytes]) -> None:
     """`keys` is a chain as `Namespace.block_keys` makes it."""
     if not isinstance(namespace, Namespace):
         raise InvalidArgument("namespace", given=type(namespace).__name__, expected="a Namespace")
+    if {*map(type, keys)} <= {bytes} and {*map(len, keys)} <= {KEY_BYTES}:
+        return
     for index, key in enumerate(keys):
         if type(key) is not bytes or len(key) != KEY_BYTES:
             length = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
@@ -95,6 +97,8 @@ def hold_buffers(
 
 def _check_apart(held: BufferAddresses) -> None:
     """No buffer shares a byte with another: a shard would be checked, then overwritten."""
+    if len(held.addresses) < 2:
+        return
     order = np.argsort(held.addresses)
     ends = held.addresses[order] + held.lengths_bytes[order].astype(np.uintp)
     shared = np.flatnonzero(held.addresses[order][1:] < ends[:-1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from .channel import NodeChannel
 from .geometry import Batch
 from .inquiry import require_single_frame
 
+_STORED, _KNOWN, _KEPT = map(
+    int, (wire.WriteOutcome.STORED, wire.WriteOutcome.KNOWN, wire.WriteOutcome.KEPT)
+)
 BLOCKS_IN_CACHE = 8
 STRAGGLER_WAIT_S = 0.25
 """Once every block can be read, the nodes that are missing for `write_acks` get so much longer."""
@@ -91,10 +95,12 @@ class BatchSave:
             return self._result()
         shards = self._shard_views()
         sums = self._encode_and_hash(shards)
-        versions = wire.combine_checksums(self._keys, sums[: self._code.k])
+        items = self._items(wire.combine_checksums(self._keys, sums[: self._code.k]))
         try:
             for shard in reachable:
-                self._send(shard, shards[shard], sums[shard], versions, deadline_s)
+                items["payload_xxh3"] = sums[shard]
+                body = self._head(shard) + items.tobytes()
+                self._send(shard, shards[shard], body, deadline_s)
             if self._pending:
                 async with asyncio.timeout(deadline_s):
                     await self._done
@@ -126,20 +132,13 @@ class BatchSave:
         width = self._code.k + self._code.m
         return [self._batch.shard_views(shard, 0, len(self._batch)) for shard in range(width)]
 
-    def _send(
-        self,
-        shard: int,
-        views: list[memoryview],
-        payload_xxh3: list[int],
-        versions: list[int],
-        deadline_s: float,
-    ) -> None:
+    def _send(self, shard: int, views: list[memoryview], body: bytes, deadline_s: float) -> None:
         n, size = len(self._batch), self._batch.shard_bytes
         write = ShardWrite(self, shard, n)
         request_id = self._channels[shard].submit(
             wire.Op.WRITE,
             write,
-            body=self._body(shard, payload_xxh3, versions),
+            body=body,
             count=n,
             payload=views,
             payload_bytes=n * size,
@@ -147,7 +146,8 @@ class BatchSave:
         )
         self._pending[shard] = (write, request_id)
 
-    def _body(self, shard: int, payload_xxh3: list[int], versions: list[int]) -> bytes:
+    def _head(self, shard: int) -> bytes:
+        """The WRITE_BATCH record for one shard."""
         head = np.zeros(1, wire.WRITE_BATCH)
         head["namespace_id"] = np.void(self._namespace.namespace_id)
         head["layout"] = np.void(self._namespace.layout.fingerprint[:16])
@@ -156,23 +156,27 @@ class BatchSave:
         head["shard_bytes"] = self._batch.shard_bytes
         head["block_bytes"] = self._batch.geometry.block_bytes
         head["anchor"] = np.void(self._anchor)
+        return head.tobytes()
+
+    def _items(self, versions: list[int]) -> NDArray[Any]:
+        """The WRITE_ITEM record of each block, but for the checksum of a shard."""
         items = np.zeros(len(self._batch), wire.WRITE_ITEM)
         items["key"] = np.frombuffer(b"".join(self._keys), "V32")
         items["block_index"] = np.arange(self._first_block, self._first_block + len(items))
-        items["payload_xxh3"] = np.array(payload_xxh3, np.uint64)
-        items["block_xxh3"] = np.array(versions, np.uint64)
-        return head.tobytes() + items.tobytes()
+        items["block_xxh3"] = versions
+        return items
 
     def on_outcomes(self, shard: int, outcomes: NDArray[np.uint8]) -> None:
         """A node has answered for its shard of every block."""
         self._pending.pop(shard, None)
-        is_stored = outcomes == wire.WriteOutcome.STORED
+        is_stored = outcomes == _STORED
         self._stored += is_stored
-        self._acks += is_stored | (outcomes == wire.WriteOutcome.KNOWN)
-        self._kept += outcomes == wire.WriteOutcome.KEPT
-        if not self._pending or (self._acks >= self._write_acks).all():
+        self._acks += is_stored | (outcomes == _KNOWN)
+        self._kept += outcomes == _KEPT
+        fewest_acks = int(self._acks.min())
+        if not self._pending or fewest_acks >= self._write_acks:
             self._finish()
-        elif self._patience is None and (self._acks >= self._code.k).all():
+        elif self._patience is None and fewest_acks >= self._code.k:
             self._patience = self._loop.call_later(STRAGGLER_WAIT_S, self._finish)
         if self._patience is not None and self._only_stragglers_left():
             self._finish()
@@ -227,7 +231,7 @@ class ShardWrite:
         self.is_detached = True
         self._save = None
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         if header.count != len(self._outcomes) or len(body) != len(self._outcomes):
             raise wire.FrameError(f"{header.count} outcomes, expected {len(self._outcomes)}")

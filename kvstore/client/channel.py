@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from .. import wire
 from ..errors import DeadlineExceeded, NodeError, NodeUnreachable, ProtocolError
 from .health import NodeHealth
-from .receiver import SCATTER_VIEWS_MAX, AnswerReceiver, Sink, WaitingRequest
+from .outgoing import OutgoingFrame
+from .receiver import AnswerReceiver, Sink, WaitingRequest
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +35,6 @@ ANSWER_DEADLINE_S = 10.0
 REQUESTS_OUTSTANDING_MAX = 256
 UNSENT_BYTES_MAX = 64 << 20
 """A node that does not read gets nothing more once so much waits for it."""
-
-
-class _Outgoing:
-    """A frame on its way out; `views` shrinks as the kernel takes it."""
-
-    __slots__ = ("request_id", "views")
-
-    def __init__(self, request_id: int, views: list[memoryview]) -> None:
-        self.request_id = request_id
-        self.views = views
 
 
 class NodeChannel:
@@ -83,7 +74,7 @@ class NodeChannel:
         self._connect_timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._waiting: deque[WaitingRequest] = deque()
-        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing: deque[OutgoingFrame] = deque()
         self._unsent_bytes = 0
         self._receiver = AnswerReceiver(node, self._waiting, self._on_answered)
 
@@ -114,8 +105,6 @@ class NodeChannel:
         if not self._is_begun:
             self._begin()
         self._enqueue(request_id, op, sink, body, count, payload, payload_bytes, deadline_s)
-        if self._is_open and not self._has_writer:
-            self._flush()
         return request_id
 
     def _why_refused(self, payload_bytes: int) -> str:
@@ -150,19 +139,23 @@ class NodeChannel:
             target=self._target_index,
         )
         self._waiting.append(WaitingRequest(request_id, op, sink, self._clock()))
-        self._outgoing.append(_Outgoing(request_id, [memoryview(frame), *payload]))
-        self._unsent_bytes += len(frame) + payload_bytes
         self.health.on_asked(self._waiting[0].sent_at_s)
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(ANSWER_DEADLINE_S, self._on_watchdog)
+        sent = 0 if payload else self._send_at_once(frame)
+        if sent < len(frame):
+            left_bytes = len(frame) - sent + payload_bytes
+            views = [memoryview(frame)[sent:], *payload]
+            self._outgoing.append(OutgoingFrame(request_id, views, left_bytes))
+            self._unsent_bytes += left_bytes
+            if self._is_open and not self._has_writer:
+                self._flush()
 
     def keep_payload(self, request_id: int) -> int:
         """Copies what is unsent of a request's payload, so that its owner may change it; bytes."""
         for outgoing in self._outgoing:
             if outgoing.request_id == request_id:
-                kept = b"".join(outgoing.views)
-                outgoing.views = [memoryview(kept)]
-                return len(kept)
+                return outgoing.keep()
         return 0
 
     def detach(self, sink: Sink) -> None:
@@ -170,13 +163,22 @@ class NodeChannel:
         self._receiver.detach(sink)
         sink.detach()
 
+    def _send_at_once(self, frame: bytes) -> int:
+        """Bytes of a frame without payload that the kernel takes now, if nothing is before it."""
+        if self._socket is None or not self._is_open or self._outgoing:
+            return 0
+        try:
+            return self._socket.send(frame)
+        except OSError:
+            return 0  # `_flush` meets it again, and knows what to do
+
     def _flush(self) -> None:
         """Hands the kernel what it takes; waits for writability if something is left."""
         assert self._socket is not None
         try:
             while self._outgoing:
-                self._send_some(self._socket, self._outgoing[0].views)
-                if not self._outgoing[0].views:
+                self._unsent_bytes -= self._outgoing[0].send_some(self._socket)
+                if not self._outgoing[0].left_bytes:
                     self._outgoing.popleft()
         except BlockingIOError:
             pass
@@ -189,15 +191,6 @@ class NodeChannel:
                 self._loop.add_writer(self._socket, self._flush)
             else:
                 self._loop.remove_writer(self._socket)
-
-    def _send_some(self, connection: socket.socket, views: list[memoryview]) -> None:
-        sent = connection.sendmsg(views[:SCATTER_VIEWS_MAX])
-        self._unsent_bytes -= sent
-        while sent:
-            if sent < len(views[0]):
-                views[0] = views[0][sent:]
-                return
-            sent -= len(views.pop(0))
 
     # Connecting ---------------------------------------------------------------------------------
 
@@ -366,7 +359,7 @@ class _HelloSink:
     def detach(self) -> None:
         """Nobody gives up a greeting but the channel itself."""
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         theirs, ours = wire.parse_hello(bytes(body)), wire.parse_hello(self._channel._hello)
         if theirs != ours:
             raise wire.FrameError(f"the node says it is {theirs}, expected {ours}")

@@ -11,6 +11,7 @@ parity live in scratch memory. `Batch` gives the address and the view of any of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,20 +68,31 @@ class Batch:
         self.shard_bytes = geometry.shard_bytes
         self._whole = geometry.whole_shards
         self._scratch = scratch
-        n, width = len(blocks), geometry.scratch_shards
-        inside = np.arange(self._whole, dtype=np.uintp) * np.uintp(self.shard_bytes)
-        behind = np.arange(n * width, dtype=np.uintp).reshape(n, width)
-        self.shard_addresses: NDArray[np.uintp] = np.concatenate(
-            (
-                addresses[:, None] + inside[None, :],
-                np.uintp(scratch_address) + behind * np.uintp(self.shard_bytes),
-            ),
-            axis=1,
-        )
-        """Address of each shard, uintp (n, k + m)."""
+        self._addresses = addresses
+        self._scratch_address = scratch_address
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    @property
+    def has_tails(self) -> bool:
+        """Does a data shard reach over the end of its block?"""
+        return self._whole < self.geometry.k
+
+    @cached_property
+    def shard_addresses(self) -> NDArray[np.uintp]:
+        """Address of each shard, uintp (n, k + m). Made when first asked for: a fetch that decodes
+        nothing needs none."""
+        n, width = len(self.blocks), self.geometry.scratch_shards
+        inside = np.arange(self._whole, dtype=np.uintp) * np.uintp(self.shard_bytes)
+        behind = np.arange(n * width, dtype=np.uintp).reshape(n, width)
+        return np.concatenate(
+            (
+                self._addresses[:, None] + inside[None, :],
+                np.uintp(self._scratch_address) + behind * np.uintp(self.shard_bytes),
+            ),
+            axis=1,
+        )
 
     def shard_view(self, block: int, shard: int) -> memoryview:
         """The bytes of one shard, where it lies."""

@@ -29,7 +29,7 @@ class Breaker:
     @property
     def is_open(self) -> bool:
         """True while the node is left alone."""
-        return self._clock() < self._open_until_s
+        return self._open_until_s > 0.0 and self._clock() < self._open_until_s
 
     def on_failed(self) -> None:
         """A connection failed, or what came over it was wrong."""
@@ -68,8 +68,16 @@ class NodeHealth:
     def delay_s(self) -> float:
         """How long an answer is expected to take: the faded running mean, or the age of the
         oldest request that waits, whichever is larger."""
-        fading: float = 0.5 ** ((self._clock() - self._sampled_at_s) / LATENCY_HALF_LIFE_S)
-        return max(self._latency_s * fading, self.waiting_s)
+        now_s = self._clock()
+        fading: float = 0.5 ** ((now_s - self._sampled_at_s) / LATENCY_HALF_LIFE_S)
+        delay_s = self._latency_s * fading
+        if self._oldest_asked_at_s is None:
+            return delay_s
+        return max(delay_s, now_s - self._oldest_asked_at_s)
+
+    def expected_delay_s(self) -> float | None:
+        """`delay_s`, or None for a node that is left alone."""
+        return None if self._breaker.is_open else self.delay_s
 
     def on_asked(self, oldest_asked_at_s: float) -> None:
         """A request was sent; `oldest_asked_at_s` belongs to the first one that waits."""

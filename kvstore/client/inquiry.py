@@ -48,7 +48,7 @@ class Inquiry:
     def detach(self) -> None:
         self.is_detached = True
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         self._body = bytes(body)
         return ()

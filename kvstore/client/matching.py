@@ -162,7 +162,7 @@ class NodeAnswer:
         self.is_detached = True
         self._question = None
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         if header.count != self._key_count or len(body) != -(-self._key_count // 8):
             raise wire.FrameError(f"bitmap of {header.count} bits, expected {self._key_count}")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .. import wire
 from ..errors import NodeError, NodeRefused
@@ -19,6 +18,9 @@ from ..errors import NodeError, NodeRefused
 SCATTER_VIEWS_MAX = 128
 READS_PER_WAKEUP = 8
 """After so many receives the loop turns to the other connections."""
+_OK = int(wire.Status.OK)
+INBOX_BYTES = 16 * 1024
+"""Holds header, body and payload of a small answer, so that one system call takes all of it."""
 WASTE_BYTES = 256 * 1024
 
 
@@ -31,7 +33,7 @@ class Sink(Protocol):
     def detach(self) -> None:
         """Nobody wants this answer any more: sets `is_detached` and lets go of everything else."""
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         """Returns where the payload goes: writable byte views, header.payload_bytes in all.
 
         Raises wire.FrameError if the frame, or the length of its payload, does not answer the
@@ -49,8 +51,7 @@ class Sink(Protocol):
         """There will be no (more) answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
+class WaitingRequest(NamedTuple):
     """A request that waits for its answer."""
 
     request_id: int
@@ -73,17 +74,18 @@ class AnswerReceiver:
         self._waiting = waiting
         self._on_answered = on_answered
         self._waste = memoryview(bytearray(WASTE_BYTES))
-        self._header_view = memoryview(bytearray(wire.HEADER_BYTES))
-        self._views: list[memoryview] = []
+        self._inbox = memoryview(bytearray(INBOX_BYTES))
         self.reset()
 
     def reset(self) -> None:
-        """Ready for the next header; forgets a frame that has begun."""
+        """Ready for a new connection; forgets what has begun."""
+        self._start = self._end = 0
+        self._begin_frame()
+
+    def _begin_frame(self) -> None:
         self._header: wire.Header | None = None
-        self._body = bytearray()
-        self._got_bytes = 0
         self._payload_left_bytes = 0
-        self._views = []
+        self._views: list[memoryview] = []
         self._view_at = 0
 
     def detach(self, sink: Sink) -> None:
@@ -94,33 +96,60 @@ class AnswerReceiver:
     def receive(self, connection: socket.socket) -> None:
         """Takes what has arrived, within a bound.
 
-        Raises BlockingIOError when there is no more, wire.FrameError, OSError. A sink may end the
+        Raises BlockingIOError if there is nothing, wire.FrameError, OSError. A sink may end the
         connection from within; then this receiver was reset and the socket is closed.
         """
         for _ in range(READS_PER_WAKEUP):
-            if connection.fileno() < 0:
-                return
             if self._payload_left_bytes:
-                self._receive_payload(connection)
+                is_drained = self._receive_payload(connection)
             else:
-                self._receive_head(connection)
+                is_drained = self._receive_head(connection)
+            if is_drained or connection.fileno() < 0:
+                return
 
-    def _receive_head(self, connection: socket.socket) -> None:
-        into = self._header_view if self._header is None else memoryview(self._body)
-        received = connection.recv_into(into[self._got_bytes :])
+    # Headers and bodies, through the inbox --------------------------------------------------------
+
+    def _receive_head(self, connection: socket.socket) -> bool:
+        """One receive; True if it took all there was."""
+        room = self._room()
+        received = connection.recv_into(room)
         if received == 0:
             raise ConnectionResetError("the node closed the connection")
-        self._got_bytes += received
-        if self._got_bytes < len(into):
-            return
-        self._got_bytes = 0
-        if self._header is None:
-            self._on_header()
-        else:
-            self._on_body(self._header)
+        self._end += received
+        self._empty_inbox()
+        return received < len(room)
 
-    def _on_header(self) -> None:
-        header = wire.parse_header(self._header_view)
+    def _room(self) -> memoryview:
+        """Free bytes of the inbox, as many at least as are missing of a header or a body."""
+        needed = wire.HEADER_BYTES if self._header is None else self._header.body_bytes
+        if self._start + needed > len(self._inbox):
+            arrived = bytes(self._inbox[self._start : self._end])
+            if needed > len(self._inbox):
+                # The header was checked: a body is 1 MiB at most.
+                self._inbox = memoryview(bytearray(needed))
+            self._inbox[: len(arrived)] = arrived
+            self._start, self._end = 0, len(arrived)
+        return self._inbox[self._end :]
+
+    def _empty_inbox(self) -> None:
+        """Takes whole headers and bodies out of the inbox, and what came of payloads with them."""
+        while self._end > self._start and not self._payload_left_bytes:
+            header = self._header or self._next_header()
+            if header is None or self._end - self._start < header.body_bytes:
+                break
+            body = bytes(self._inbox[self._start : self._start + header.body_bytes])
+            self._start += header.body_bytes
+            self._on_body(header, body)
+            if self._payload_left_bytes and self._end > self._start:
+                self._spill(header)
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _next_header(self) -> wire.Header | None:
+        end = self._start + wire.HEADER_BYTES
+        if end > self._end:
+            return None
+        header = wire.parse_header(self._inbox[self._start : end])
         if not self._waiting:
             raise wire.FrameError("an answer to no request")
         expected = self._waiting[0]
@@ -130,44 +159,63 @@ class AnswerReceiver:
             )
         if header.op != expected.op:
             raise wire.FrameError(f"answer to operation {header.op}, expected {expected.op}")
+        self._start = end
         self._header = header
-        self._body = bytearray(header.body_bytes)
-        if not header.body_bytes:
-            self._on_body(header)
+        return header
 
-    def _on_body(self, header: wire.Header) -> None:
-        wire.check_body(header, self._body)
+    def _on_body(self, header: wire.Header, body: bytes) -> None:
+        wire.check_body(header, body)
         sink = self._waiting[0].sink
-        if header.status == wire.Status.OK:
-            places = sink.on_frame(header, self._body)
+        if header.status == _OK:
+            places = sink.on_frame(header, body)
             self._views = [] if sink.is_detached else list(places)
             if not sink.is_detached and sum(map(len, places)) != header.payload_bytes:
                 raise wire.FrameError(f"payload of {header.payload_bytes} bytes was not asked for")
         elif not header.is_last or header.payload_bytes:
             raise wire.FrameError(f"status {header.status} with a payload or more to come")
-        self._view_at = 0
         self._payload_left_bytes = header.payload_bytes
         if not header.payload_bytes:
             self._end_frame(header)
 
-    def _receive_payload(self, connection: socket.socket) -> None:
+    # Payloads, into their places ------------------------------------------------------------------
+
+    def _spill(self, header: wire.Header) -> None:
+        """Copies to its place what the inbox has of a payload that begins."""
+        count = min(self._payload_left_bytes, self._end - self._start)
+        arrived = self._inbox[self._start : self._start + count]
+        self._start += count
+        for view in self._views:
+            part = arrived[: len(view)]
+            view[: len(part)] = part
+            arrived = arrived[len(part) :]
+            if not arrived:
+                break
+        self._on_received(header, count)
+
+    def _receive_payload(self, connection: socket.socket) -> bool:
+        """One receive; True if there is nothing more now."""
         header = self._header
         assert header is not None
         if self._views:
             window = self._views[self._view_at : self._view_at + SCATTER_VIEWS_MAX]
+            is_all_asked = self._view_at + len(window) == len(self._views)
             received = connection.recvmsg_into(window)[0]
         else:
             # MSG_TRUNC: the kernel throws TCP's bytes away without copying them (tcp(7)).
-            received = connection.recv_into(
-                self._waste, min(self._payload_left_bytes, WASTE_BYTES), socket.MSG_TRUNC
-            )
+            asked_bytes = min(self._payload_left_bytes, WASTE_BYTES)
+            is_all_asked = asked_bytes == self._payload_left_bytes
+            received = connection.recv_into(self._waste, asked_bytes, socket.MSG_TRUNC)
         if received == 0:
             raise ConnectionResetError("the node closed the connection within a payload")
-        self._payload_left_bytes -= received
+        self._on_received(header, received)
+        return is_all_asked if self._payload_left_bytes else not self._waiting
+
+    def _on_received(self, header: wire.Header, received_bytes: int) -> None:
+        self._payload_left_bytes -= received_bytes
         if not self._payload_left_bytes:
             self._end_frame(header)
         elif self._views:
-            self._advance(received)
+            self._advance(received_bytes)
 
     def _advance(self, received_bytes: int) -> None:
         while received_bytes >= len(self._views[self._view_at]):
@@ -178,8 +226,8 @@ class AnswerReceiver:
 
     def _end_frame(self, header: wire.Header) -> None:
         request = self._waiting[0]
-        self.reset()
-        if header.status != wire.Status.OK:
+        self._begin_frame()
+        if header.status != _OK:
             self._end_request(request, is_ok=False)
             request.sink.on_failure(NodeRefused(self._node, _status_name(header.status)))
             return

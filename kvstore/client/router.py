@@ -43,6 +43,8 @@ class Router:
         self._loop = loop
         self._clock = clock
         self._channels: dict[tuple[str, Lane], NodeChannel] = {}
+        self._turned: dict[tuple[str, int, str], list[NodeChannel]] = {}
+        """Channels in shard order by group, rotation and lane."""
         self._breakers: dict[str, Breaker] = {}
         self._placed: OrderedDict[bytes, SpanPlacement] = OrderedDict()
 
@@ -58,7 +60,12 @@ class Router:
 
     def shard_channels(self, placement: SpanPlacement, lane: Lane) -> list[NodeChannel]:
         """The channel for each shard of a span, in shard order."""
-        return [self.channel(target, lane) for target in placement.targets_by_shard()]
+        turn = (placement.group.name, placement.rotation, lane.value)
+        channels = self._turned.get(turn)
+        if channels is None:
+            targets = placement.targets_by_shard()
+            channels = self._turned[turn] = [self.channel(target, lane) for target in targets]
+        return channels
 
     def channel(self, target: str, lane: Lane) -> NodeChannel:
         """The channel to a target, made if it is not there yet."""
@@ -103,6 +110,7 @@ class Router:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
+        self._turned.clear()
 
 
 def anchor_of(keys: Sequence[bytes], block: int) -> bytes:

@@ -41,7 +41,7 @@ class ShardRead:
         self._fetch = None
         self._views = []
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         self._part = part = wire.parse_part_columns(body, header.count)
         end = part.first + header.count
         if part.first != self._next_block or end > self._block_count or not header.count:
@@ -133,7 +133,7 @@ class IgnoredAnswer:
     def detach(self) -> None:
         self.is_detached = True
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         return ()
 

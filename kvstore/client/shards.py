@@ -115,7 +115,7 @@ class _ShardSink:
         self.is_detached = True
         self._into = ()
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         first = wire.parse_part_columns(body, header.count).first
         end = first + header.count
         if first != self._next_row or end > self._count or not header.count:

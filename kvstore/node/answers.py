@@ -9,7 +9,7 @@ from .effects import Drain, Operation, Send
 from .node import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One request whose body has arrived and fits its checksum; its payload is still to come.
 

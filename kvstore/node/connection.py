@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from .. import wire
@@ -35,7 +35,7 @@ from .effects import (
     Work,
 )
 from .node import Node
-from .operations import Session, begin_operation
+from .operations import Session, begin_operation, plan_at_once
 from .request_reader import RequestReader
 from .socket_transfer import PeerGone, SocketTransfer
 from .waiting import Waiter
@@ -136,7 +136,7 @@ class Connection:
         self._requests_left = REQUESTS_PER_VISIT_MAX
         moved_bytes_max = self._transfer.moved_bytes + BYTES_PER_VISIT_MAX
         try:
-            while not self.is_closed and self._go_on():
+            while self._go_on():
                 if self._transfer.moved_bytes > moved_bytes_max or not self._requests_left:
                     self._reactor.visit_soon(self)
                     return
@@ -201,34 +201,53 @@ class Connection:
     # The state machine ----------------------------------------------------------------------------
 
     def _go_on(self) -> bool:
-        """One step; False if the next one must wait for something."""
+        """Until something is to be waited for, or a request was served; False if it must wait."""
+        if self._operation is None:
+            return self._begin_request() and self._run()
         if self._transfer.is_active:
             return self._move_bytes()
-        if self._operation is None:
-            return self._begin_request()
         if not self._has_answer:
             self._reactor.watch(self, 0)
             return False
-        effect = self._resume()
-        if effect is not None:
-            self._begin_effect(effect)
-        return True
+        return self._run()
 
     def _begin_request(self) -> bool:
         if self._is_stopping:
             self.close("the node stops")
             return False
-        request = self._reader.next_request()
-        if request is None:
-            return self._read_some()
+        arrived = self._reader.next_request()
+        while arrived is None:
+            if not self._read_some():
+                return False
+            arrived = self._reader.next_request()
         self._requests_left -= 1
         self._frame_due_s = None
-        header, body = request
+        header, body = arrived
         allowed_s = header.deadline_ms / 1000 if header.deadline_ms else NO_DEADLINE_S
-        due_s = self._received_at_s + allowed_s
+        request = Request(header, body, self._received_at_s + allowed_s)
         self._op, self._begun_at_s = header.op, self._node.clock.monotonic_s()
-        self._operation = begin_operation(self._node, self._session, Request(header, body, due_s))
-        self._answer_with(None)
+        answer = plan_at_once(self._node, self._session, request)
+        if answer is None:
+            self._operation = begin_operation(self._node, self._session, request)
+            self._answer_with(None)
+            return True
+        answer.begin(self._transfer)
+        if self._transfer.is_active:
+            self._frame_due_s = self._node.clock.monotonic_s() + self._frame_s
+            operation: Generator[Effect, Any, Any] = answer.hold()
+            next(operation)
+            self._operation = operation
+        else:
+            self._note_end()
+        return True
+
+    def _run(self) -> bool:
+        """Resume the operation for as long as its effects are there at once."""
+        while self._has_answer:
+            effect = self._resume()
+            if effect is None:
+                return True
+            self._begin_effect(effect)
         return True
 
     def _resume(self) -> Effect | None:
@@ -242,18 +261,22 @@ class Connection:
             return self._operation.send(answer)
         except StopIteration:
             self._operation = None
-            self._node.requests.note(self._op, self._begun_at_s, self._node.clock.monotonic_s())
+            self._note_end()
             return None
 
+    def _note_end(self) -> None:
+        self._node.requests.note(self._op, self._begun_at_s, self._node.clock.monotonic_s())
+
     def _begin_effect(self, effect: Effect) -> None:
-        if isinstance(effect, Send):
-            self._transfer.begin_send(effect.views)
-        elif isinstance(effect, SendFile):
-            self._transfer.begin_send_file(effect.head, effect.pieces)
+        transfer = self._transfer
+        if isinstance(effect, SendFile):
+            transfer.begin_send_file(effect.head, effect.pieces)
+        elif isinstance(effect, Send):
+            transfer.begin_send(effect.views)
         elif isinstance(effect, Receive):
-            self._reader.skip(self._transfer.begin_receive(effect.views, self._reader.waiting()))
+            self._reader.skip(transfer.begin_receive(effect.views, self._reader.waiting()))
         elif isinstance(effect, Drain):
-            used = self._transfer.begin_drain(effect.size_bytes, self._reader.waiting())
+            used = transfer.begin_drain(effect.size_bytes, self._reader.waiting())
             self._reader.skip(used)
         elif isinstance(effect, Work):
             self._begin_work(effect)
@@ -261,7 +284,7 @@ class Connection:
         else:
             self._begin_waiting(effect)
             return
-        if self._transfer.is_active:
+        if transfer.is_active:
             now_s = self._node.clock.monotonic_s()
             self._frame_due_s = now_s + self._frame_s
             if isinstance(effect, Receive):
@@ -288,18 +311,20 @@ class Connection:
     # Waiting --------------------------------------------------------------------------------------
 
     def _begin_waiting(self, effect: NeedBuffer | NeedTurn) -> None:
-        pool, waiter = self._node.pool, Waiter(self._serve)
+        pool = self._node.pool
         if isinstance(effect, NeedBuffer):
             is_for_write = effect.is_for_write
             buffer = pool.try_acquire(effect.size_bytes, is_for_write=is_for_write)
             if buffer is not None:
                 self._answer_with(buffer)
                 return
+            waiter = Waiter(self._serve)
             pool.wait(effect.size_bytes, waiter, is_for_write=is_for_write)
         else:
             if effect.turn.try_take():
                 self._answer_with(True)
                 return
+            waiter = Waiter(self._serve)
             effect.turn.wait(waiter)
         self._waiter = waiter
         self._wait_due_s = effect.due_s
@@ -339,8 +364,10 @@ class Connection:
 
     def _read_some(self) -> bool:
         """Take bytes of the next request from the socket; False if there are none."""
-        room = self._reader.room()
-        count = 0 if self._is_drained else self._transfer.receive([room])
+        count = 0
+        if not self._is_drained:
+            room = self._reader.room()
+            count = self._transfer.receive((room,))
         if count:
             self._is_drained = count < len(room)
             self._received_at_s = self._node.clock.monotonic_s()

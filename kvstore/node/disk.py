@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +49,9 @@ class Disk(Protocol):
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
         """Fill `into`. FileEnds if the file ends before that."""
 
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        """Fill `into` if all of it is in memory; False if not, or if the system cannot tell."""
+
     def can_send(self, descriptor: int) -> bool:
         """Whether `send_file` works on this file, by trying it with the first byte."""
 
@@ -66,6 +70,10 @@ class Disk(Protocol):
 
     def write(self, descriptor: int, views: Sequence[memoryview], offset: int) -> None:
         """Write all of `views`, one after the other, from `offset` on."""
+
+    def count_waits(self) -> int:
+        """How often the calling thread has gone to sleep; one that only lost its turn to others
+        has not."""
 
     def sync(self, descriptor: int) -> None:
         """Return when the file's bytes are on the device."""
@@ -113,6 +121,13 @@ class OsDisk:
                 raise FileEnds(offset, len(into))
             done += count
 
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        try:
+            return os.preadv(descriptor, (into,), offset, os.RWF_NOWAIT) == len(into)
+        except OSError:
+            # Most likely EAGAIN; whatever else it is, `read` will meet it again.
+            return False
+
     def can_send(self, descriptor: int) -> bool:
         outlet, inlet = os.pipe2(os.O_CLOEXEC)
         try:
@@ -148,6 +163,9 @@ class OsDisk:
                 count -= len(left.pop(0))
             if count:
                 left[0] = left[0][count:]
+
+    def count_waits(self) -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)

@@ -19,6 +19,7 @@ from .lost_target import answer_as_empty
 from .map_follower import MapFollower
 from .node import Node, describe_node
 from .policy_operation import policy
+from .read_at_once import CopiedAnswer, FileAnswer, plan_read_at_once
 from .read_operation import read
 from .report_operation import report
 from .scan_operation import scan
@@ -36,6 +37,17 @@ class Session:
     """
 
     greeted: set[str] = field(default_factory=set)
+
+
+def plan_at_once(
+    node: Node, session: Session, request: Request
+) -> CopiedAnswer | FileAnswer | None:
+    """The answer to a request that is served without waiting for anything, if it is such a one."""
+    header = request.header
+    if header.op != wire.Op.READ or find_refusal(node, session, request) is not None:
+        return None
+    target = node.targets[header.target]
+    return None if target.is_lost else plan_read_at_once(node, target, request)
 
 
 def begin_operation(node: Node, session: Session, request: Request) -> Operation:

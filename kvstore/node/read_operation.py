@@ -21,10 +21,11 @@ from .. import wire
 from .answers import Request, answer, refuse
 from .buffers import Buffer
 from .disk_work import SlotRead, read_runs
-from .effects import Effect, FileUnreadable, NeedBuffer, Operation, Send, SendFile, Work
+from .effects import Effect, NeedBuffer, Operation, Send, Work
 from .freeing import free_slots
 from .node import Node
-from .segment import ABSENT
+from .read_at_once import FileAnswer, note_use
+from .segment import ABSENT, Segment
 from .space import SlotRun, plan_runs
 from .target import Target
 
@@ -58,6 +59,11 @@ class _Span:
     @property
     def end(self) -> int:
         return self.first + len(self.locations)
+
+    @property
+    def slots(self) -> list[tuple[Segment, int, int]]:
+        """Segment, first slot and slots of each run."""
+        return [(run.segment, run.first_slot, run.count) for _, run in self.runs]
 
 
 def read(node: Node, target: Target, request: Request) -> Operation:
@@ -142,12 +148,9 @@ def _note_misses(job: _Read, span: _Span) -> None:
 
 def _touch(job: _Read, span: _Span) -> None:
     """Note when the shards were used last, and keep their files open until `_let_go`."""
-    now_s = job.node.clock.unix_ns() // 1_000_000_000
+    if job.is_use:
+        note_use(job.target, span.slots)
     for _, run in span.runs:
-        columns, slot = run.segment.columns, run.first_slot
-        if job.is_use:
-            columns.last_used_s[slot : slot + run.count] = now_s
-            job.target.classes.note_reads(columns.ttl_class[slot : slot + run.count])
         run.segment.pins += 1
 
 
@@ -170,19 +173,9 @@ def _send_from_files(job: _Read, span: _Span) -> Generator[Effect, Any, bool]:
         (run.segment.descriptor, run.segment.offset(run.first_slot), run.count * job.shard_bytes)
         for _, run in span.runs
     ]
-    _touch(job, span)
-    phase = job.target.resting.begin_sending()
-    try:
-        yield SendFile(head, pieces)
-    except FileUnreadable as error:
-        job.target.statistics.io_errors += 1
-        for _, run in span.runs:
-            run.segment.is_suspect |= run.segment.descriptor == error.descriptor
-        return False
-    finally:
-        job.target.end_sending(phase)
-        _let_go(span)
-    return True
+    if job.is_use:
+        note_use(job.target, span.slots)
+    return (yield from FileAnswer(job.target, head, pieces, span.slots).hold())
 
 
 def _join_records(span: _Span) -> bytes | memoryview:

@@ -34,6 +34,9 @@ class RequestReader:
         """Where the next bytes from the socket go; never empty."""
         if self._header is not None:
             return self._body[self._body_got :]
+        if self._start == self._end:
+            self._start = self._end = 0
+            return self._inbox
         if self._start:
             rest = bytes(self._inbox[self._start : self._end])
             self._inbox[: len(rest)] = rest
@@ -53,20 +56,27 @@ class RequestReader:
         Raises wire.FrameError for bytes that are no request. The request's payload comes next, and
         is for `waiting` and the socket.
         """
-        if self._header is None:
-            if self._end - self._start < wire.HEADER_BYTES:
+        header = self._header
+        if header is None:
+            body_at = self._start + wire.HEADER_BYTES
+            if self._end < body_at:
                 return None
-            header = wire.parse_header(self._inbox[self._start : self._start + wire.HEADER_BYTES])
+            header = wire.parse_header(self._inbox[self._start : body_at])
             wire.check_request(header)
-            self._start += wire.HEADER_BYTES
-            self._begin_body(header)
-        if self._body_got < len(self._body):
-            return None
-        complete, body = self._header, bytes(self._body)
-        assert complete is not None
-        self._header, self._body, self._body_got = None, memoryview(b""), 0
-        wire.check_body(complete, body)
-        return complete, body
+            self._start = body_at
+            end = body_at + header.body_bytes
+            if self._end < end:
+                self._begin_body(header)
+                return None
+            body = bytes(self._inbox[body_at:end])
+            self._start = end
+        else:
+            if self._body_got < len(self._body):
+                return None
+            body = bytes(self._body)
+            self._header, self._body, self._body_got = None, memoryview(b""), 0
+        wire.check_body(header, body)
+        return header, body
 
     def waiting(self) -> memoryview:
         """Bytes that arrived behind the last request: its payload, and then the next request."""
@@ -78,9 +88,10 @@ class RequestReader:
         self._start += count
 
     def _begin_body(self, header: wire.Header) -> None:
+        """A body that has not all arrived gets room of its own."""
         self._header = header
         self._body = memoryview(bytearray(header.body_bytes))
-        count = min(header.body_bytes, self._end - self._start)
-        self._body[:count] = self._inbox[self._start : self._start + count]
-        self._start += count
-        self._body_got = count
+        arrived = self._inbox[self._start : self._end]
+        self._body[: len(arrived)] = arrived
+        self._body_got = len(arrived)
+        self._start = self._end

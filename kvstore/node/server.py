@@ -104,7 +104,12 @@ class Server:
         self._accept_again()
         while not self._has_stopped():
             for descriptor, _ in self._epoll.poll(self._timeout_s(), EVENTS_PER_POLL_MAX):
-                self._dispatch(descriptor)
+                # An event that came with the one that closed its connection has nobody to go to.
+                connection = self._connections.get(descriptor)
+                if connection is not None:
+                    connection.visit()
+                else:
+                    self._dispatch(descriptor)
             for _ in range(len(self._ready)):
                 connection = self._ready.popleft()
                 if not connection.is_closed:
@@ -166,11 +171,6 @@ class Server:
                 completion.deliver(completion)
         elif descriptor == self._stop_signal:
             self._begin_stop()
-        else:
-            # An event that came with the one that closed its connection has nobody to go to.
-            connection = self._connections.get(descriptor)
-            if connection is not None:
-                connection.visit()
 
     def _timeout_s(self) -> float:
         if self._ready:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from .disk import Disk
 from .effects import FileUnreadable
-from .io_cursor import IoCursor
+from .io_cursor import VIEWS_PER_CALL_MAX, IoCursor
 
 FILE_BYTES_PER_CALL_MAX = 1 << 20
 """A call that sends from a file holds up the loop for as long as the kernel copies."""
@@ -27,7 +27,8 @@ class PeerGone(Exception):
 
 
 class SocketTransfer:
-    """What is being sent, received or thrown away now. `moved_bytes` only grows."""
+    """What is being sent, received or thrown away now. `moved_bytes` only grows; `is_active` says
+    whether something begun is not complete."""
 
     __slots__ = (
         "_cursor",
@@ -36,6 +37,7 @@ class SocketTransfer:
         "_files",
         "_scratch",
         "_socket",
+        "is_active",
         "is_sending",
         "moved_bytes",
     )
@@ -47,28 +49,39 @@ class SocketTransfer:
         self._files: deque[tuple[int, int, int]] = deque()
         self._cursor: IoCursor | None = None
         self._drain_bytes = 0
+        self.is_active = False
         self.is_sending = False
         self.moved_bytes = 0
 
-    @property
-    def is_active(self) -> bool:
-        """Whether something begun is not complete."""
-        return self._cursor is not None or self._drain_bytes > 0 or bool(self._files)
-
     def begin_send(self, views: Sequence[memoryview]) -> None:
-        """Send all of `views`, which must not change until it is done."""
-        self._begin(IoCursor(views), is_sending=True)
+        """Send all of `views`, which must not change until it is done: what the socket takes now,
+        and the rest step by step."""
+        assert not self.is_active
+        self.is_sending = True
+        sent = self._send(views[:VIEWS_PER_CALL_MAX])
+        if sent < sum(map(len, views)):
+            self._cursor = IoCursor(views)
+            self._cursor.advance(sent)
+        self._note_activity()
 
     def begin_send_file(self, head: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Send `head` and then pieces of files: (descriptor, offset, size in bytes) of each."""
-        self._begin(IoCursor([head]), is_sending=True)
+        """Send `head` and then pieces of files, likewise: (descriptor, offset, size in bytes)."""
         self._files.extend(pieces)
+        self.begin_send((head,))
+        if self._cursor is None:
+            self._send_file()
+
+    def _note_activity(self) -> None:
+        self.is_active = self._cursor is not None or self._drain_bytes > 0 or bool(self._files)
 
     def begin_receive(self, views: Sequence[memoryview], arrived: memoryview) -> int:
         """Fill `views`, first with what has arrived already; returns how much of that was used."""
         cursor = IoCursor(views)
         used = cursor.fill(arrived)
-        self._begin(cursor, is_sending=False)
+        assert not self.is_active
+        self.is_sending = False
+        self._cursor = cursor if cursor.left_bytes else None
+        self._note_activity()
         return used
 
     def begin_drain(self, size_bytes: int, arrived: memoryview) -> int:
@@ -76,6 +89,7 @@ class SocketTransfer:
         used = min(len(arrived), size_bytes)
         self._drain_bytes = size_bytes - used
         self.is_sending = False
+        self._note_activity()
         return used
 
     def step(self) -> bool:
@@ -83,20 +97,25 @@ class SocketTransfer:
         if self._cursor is None:
             if self._files:
                 return self._send_file()
-            count = self.receive([self._scratch[: self._drain_bytes]])
+            count = self.receive((self._scratch[: self._drain_bytes],))
             self._drain_bytes -= count
+            self._note_activity()
             return count > 0
         window = self._cursor.window()
         count = self._send(window) if self.is_sending else self.receive(window)
         self._cursor.advance(count)
         if not self._cursor.left_bytes:
             self._cursor = None
+            self._note_activity()
         return count > 0
 
-    def receive(self, into: list[memoryview]) -> int:
+    def receive(self, into: Sequence[memoryview]) -> int:
         """One receive; 0 if there is nothing now."""
         try:
-            count = self._socket.recvmsg_into(into)[0]
+            if len(into) == 1:
+                count = self._socket.recv_into(into[0])
+            else:
+                count = self._socket.recvmsg_into(into)[0]
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -106,7 +125,7 @@ class SocketTransfer:
         self.moved_bytes += count
         return count
 
-    def _send(self, views: list[memoryview]) -> int:
+    def _send(self, views: Sequence[memoryview]) -> int:
         flags = socket.MSG_MORE if self._files else 0
         try:
             count = self._socket.sendmsg(views, (), flags)
@@ -132,10 +151,6 @@ class SocketTransfer:
             self._files[0] = (descriptor, offset + count, size_bytes - count)
         else:
             self._files.popleft()
+            self._note_activity()
         self.moved_bytes += count
         return True
-
-    def _begin(self, cursor: IoCursor, *, is_sending: bool) -> None:
-        assert not self.is_active
-        self._cursor = cursor if cursor.left_bytes else None
-        self.is_sending = is_sending

@@ -8,7 +8,7 @@ wait in line.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -36,17 +36,19 @@ from .touch_operation import touch_keys
 WRITE_AT_ONCE_BYTES_MAX = 2 << 20
 """More than that is written by a thread in any case."""
 SLOW_WRITE_S = 0.01
-"""A write that took longer had to wait for the device."""
+"""A write that took longer, and slept, had to wait for the device."""
 _STORED = int(WriteOutcome.STORED)
+_WRITE_BATCH_NAMES = wire.WRITE_BATCH.names or ()
 _BATCH_FIELDS = ("namespace_id", "layout", "ttl_class", "k", "m", "shard", "block_bytes", "anchor")
 _ITEM_FIELDS = ("key", "block_index", "payload_xxh3", "block_xxh3")
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a WRITE brings: one WRITE_BATCH record, WRITE_ITEM records, and the keys as bytes."""
+    """What a WRITE brings: the fields of its WRITE_BATCH record, WRITE_ITEM records, and the keys
+    as bytes."""
 
-    batch: np.void
+    batch: Mapping[str, Any]
     items: NDArray[Any]
     keys: list[bytes]
     geometry: SlotGeometry
@@ -68,7 +70,7 @@ def write(node: Node, target: Target, request: Request) -> Operation:
         body = bytes([refusal]) * len(keys)
         yield Send([answer(node, request, body=body, count=len(keys))])
         return
-    offer = _Offer(batch, items, keys, SlotGeometry(int(batch["shard_bytes"])))
+    offer = _Offer(batch, items, keys, SlotGeometry(batch["shard_bytes"]))
     size_bytes = request.header.payload_bytes
     if not node.pool.fits(size_bytes, is_for_write=True):
         text = "the request exceeds the node's memory for writes"
@@ -90,10 +92,12 @@ def write(node: Node, target: Target, request: Request) -> Operation:
     yield Send([answer(node, request, body=bytes(outcomes), count=len(outcomes))])
 
 
-def find_write_problem(batch: np.void, keys: Sequence[bytes], payload_bytes: int) -> str | None:
-    """The rule of wire.md that a WRITE breaks, or None; `batch` is a WRITE_BATCH record."""
-    k, m, shard = int(batch["k"]), int(batch["m"]), int(batch["shard"])
-    shard_bytes, block_bytes = int(batch["shard_bytes"]), int(batch["block_bytes"])
+def find_write_problem(
+    batch: Mapping[str, Any], keys: Sequence[bytes], payload_bytes: int
+) -> str | None:
+    """The rule of wire.md that a WRITE breaks, or None; `batch`: fields of a WRITE_BATCH record."""
+    k, m, shard = batch["k"], batch["m"], batch["shard"]
+    shard_bytes, block_bytes = batch["shard_bytes"], batch["block_bytes"]
     if not keys:
         return "no shards, expected at least one"
     if len(set(keys)) < len(keys):
@@ -109,10 +113,12 @@ def find_write_problem(batch: np.void, keys: Sequence[bytes], payload_bytes: int
     return None
 
 
-def _parse_write(request: Request) -> tuple[np.void, NDArray[Any]]:
+def _parse_write(request: Request) -> tuple[dict[str, Any], NDArray[Any]]:
     count = request.header.count
     batch_bytes = wire.WRITE_BATCH.itemsize
-    batch = np.frombuffer(request.body, wire.WRITE_BATCH, 1)[0]
+    # Plain values: a field of a numpy record costs as much as all of them at once.
+    values = np.frombuffer(request.body, wire.WRITE_BATCH, 1)[0].item()
+    batch = dict(zip(_WRITE_BATCH_NAMES, values, strict=True))
     return batch, wire.parse_records(request.body, wire.WRITE_ITEM, count, batch_bytes)
 
 
@@ -179,7 +185,7 @@ def _store(
 def _judge(target: Target, offer: _Offer, checksums: list[int]) -> list[int]:
     """What is to become of each shard, STORED for those to be written."""
     versions = offer.items["block_xxh3"].tolist()
-    outcomes = target.judge(offer.keys, versions, int(offer.batch["shard"]))
+    outcomes = target.judge(offer.keys, versions, offer.batch["shard"])
     if WriteOutcome.KNOWN in outcomes:
         _renew(target, offer, outcomes)
     expected = offer.items["payload_xxh3"].tolist()
@@ -225,9 +231,11 @@ def _write(
     if size_bytes > WRITE_AT_ONCE_BYTES_MAX or target.slow_writes.current():
         errors = yield Work(call)
         return errors
-    begun_s = node.clock.monotonic_s()
+    begun_s, waits = node.clock.monotonic_s(), node.disk.count_waits()
     errors = call()
-    if node.clock.monotonic_s() - begun_s > SLOW_WRITE_S:
+    took_s = node.clock.monotonic_s() - begun_s
+    # On a busy processor a write takes long too, and threads would make that worse.
+    if took_s > SLOW_WRITE_S and node.disk.count_waits() > waits:
         target.slow_writes.begin(True)
     return errors
 

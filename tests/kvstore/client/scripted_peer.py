@@ -161,7 +161,7 @@ class RecordingSink:
         self.is_detached = True
         self._place = None
 
-    def on_frame(self, header: wire.Header, body: bytearray) -> Sequence[memoryview]:
+    def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         self.calls.append("frame")
         return [] if self._place is None else [self._place[: header.payload_bytes]]
 

@@ -7,7 +7,7 @@ are others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,6 +20,7 @@ from kvstore.node.buffers import BufferPool
 from kvstore.node.disk import Disk, OsDisk
 from kvstore.node.effects import (
     Drain,
+    Effect,
     NeedBuffer,
     NeedTurn,
     Operation,
@@ -161,7 +162,7 @@ class DrivenNode:
         request = Request(header, frame[wire.HEADER_BYTES :], due_s)
         return begin_operation(self.node, Session({IDENTITY.name}), request)
 
-    def run(self, operation: Operation, payload: bytes = b"") -> Answer:
+    def run(self, operation: Generator[Effect, Any, Any], payload: bytes = b"") -> Answer:
         """Run an operation to its end; everything it waits for is there at once."""
         parser = AnswerParser()
         left = memoryview(payload)

@@ -93,6 +93,12 @@ class FaultyDisk(OsDisk):
                 raise OSError(errno.EIO, "unreadable")
         super().read(descriptor, into, offset)
 
+    def read_cached(self, descriptor: int, into: bytearray, offset: int) -> bool:
+        end = offset + len(into)
+        is_readable = all(end <= bad or after <= offset for bad, after in self.unreadable)
+        is_cached = self.has_cache and is_readable
+        return is_cached and super().read_cached(descriptor, into, offset)
+
     def can_send(self, descriptor: int) -> bool:
         return self.has_send_file and super().can_send(descriptor)
 

@@ -72,7 +72,7 @@ def test_peer_that_goes_away_in_the_middle_of_an_answer_is_not_the_disks_fault(
             body = wire.pack_read(keys_of(shards), SHARD_BYTES)
             client.send(client.frame(Op.READ, body=body, count=900))
             client.receive(100)
-            assert any(segment.pins for segment in target.space.segments.values())
+            wait_until(lambda: any(segment.pins for segment in target.space.segments.values()))
         wait_until(lambda: served.node.connections == 0)
         assert served.node.counters.cut_answers == 0
         assert not any(segment.pins for segment in target.space.segments.values())
