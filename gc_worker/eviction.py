@@ -15,12 +15,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvstore.cluster.entities import Target
 from kvstore.errors import NodeError
@@ -31,30 +30,28 @@ from kvstore.wire import EvictReason
 from .ages import note_ages
 from .batch_eviction import BatchEviction, StepHook, no_hook
 from .clock_guard import ClockGuard, ClockState
-from .columns import TargetColumns, scan_columns
+from .columns import scan_columns
 from .context import WorkerContext
+from .cramped import CRAMPED_LOOKS, plan_segment_eviction
+from .filling import TICK_MIN_S, TICK_S, choose_tick_s, note_filling
 from .pacing import TokenBucket
 from .peer_clocks import PeerClocks
 from .peers import Withdrawals
 from .plan import (
     BUCKET_S,
     NEVER_S,
-    EvictionPlan,
     EvictionRules,
-    Room,
+    choose_bucket_s,
     find_next_expiry_s,
     plan_eviction,
 )
 from .space_left import SYSTEM, read_space_left
-from .usage import Usage, choose_usage, plan_room, read_slot_limits
+from .target_look import TargetLook, TargetState, last_uses_of_victims, room_wanted
+from .usage import Usage, choose_usage, read_slot_limits
 from .victims import BATCH_VICTIMS_MAX, reason_name
 
 log = logging.getLogger(__name__)
 
-TICK_S = 1.0
-TICK_MIN_S = 0.1
-"""How soon the next round is when writers are refused, or soon will be."""
-LOOKS_BEFORE_FULL = 4
 POLICY_WAIT_S = 5.0
 """A worker that has just started is told its policy within two seconds, if its node is up."""
 FOLDER_RETRY_S = 30.0
@@ -66,48 +63,6 @@ REFUSED_LOOK_RESTS = 1
 LOOK_AGAIN_TTLS = 10
 """A shard that a repair brought may be older than all others: look at least every so many
 `ttl_interval_s`, whenever the next expiry seemed to be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """How many slots a target used at some moment of the monotonic clock."""
-
-    at_s: float
-    used_slots: int
-
-
-@dataclass(slots=True)
-class TargetState:
-    """What the loop remembers of one target. Times are of the monotonic clock unless named unix."""
-
-    refusals: int | None = None
-    """The node's count of refused writes when last looked at."""
-    filling: Filling | None = None
-    """How many slots were used when last looked at."""
-    room_look_at_s: float = 0.0
-    """Not before that is the target looked at for want of room, unless writers are refused."""
-    looked_at_s: float = -1e9
-    """When its slots were last looked at, which took `look_took_s`."""
-    look_took_s: float = 0.0
-    rest_until_s: float = 0.0
-    """Not before that is it touched at all, because its folder could not be written."""
-    ttl_look_at_s: float = 0.0
-    """When it is looked at for the TTL."""
-    is_settled: bool = False
-    """No batch of victims is, or may have been left, in flight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLook:
-    """One look at a target: how full it is, and what would go."""
-
-    target: Target
-    usage: Usage
-    columns: TargetColumns
-    plan: EvictionPlan
-    now_s: int
-    rules: EvictionRules
-    policy: RetentionPolicy
 
 
 @dataclass(slots=True)
@@ -250,8 +205,8 @@ class Eviction:
 
     def _choose_tick(self, state: TargetState, found: Mapping[str, Any], now_s: float) -> float:
         (limit,) = read_slot_limits(found, is_refusing=False)
-        before, state.filling = state.filling, Filling(now_s, limit.used)
-        return choose_tick_s(before, state.filling, room_slots=limit.room)
+        state.filling = note_filling(state.filling, at_s=now_s, used_bytes=limit.used)
+        return choose_tick_s(state.filling, room_bytes=limit.room)
 
     def _targets(self, stat: Mapping[str, Any]) -> list[tuple[Target, Mapping[str, Any]]]:
         """The own targets in the map that the node serves, each with its STAT."""
@@ -281,7 +236,7 @@ class Eviction:
         is_full = any(
             limit.fraction > high for limit in read_slot_limits(found, is_refusing=is_refusing)
         )
-        return is_full or now_s >= state.room_look_at_s
+        return is_full or is_refusing or now_s >= state.room_look_at_s
 
     async def _resume_all(self, *, is_forced: bool) -> list[NodeError]:
         """Finish batches that are in flight, before it is asked how full the targets are; what went
@@ -338,10 +293,17 @@ class Eviction:
         state.room_look_at_s = begun_s + context.number("scan_interval_s")
         usage = await self._measure(target, found, is_refusing=is_refusing)
         context.usage[target.name] = usage
-        if not is_ttl_due and not _room_wanted(usage, context.policy):
+        is_room_wanted = bool(room_wanted(usage, context.policy))
+        if is_room_wanted or is_refusing:
+            state.cramped_looks = 0 if is_room_wanted else state.cramped_looks + 1
+        is_cramped = state.cramped_looks >= CRAMPED_LOOKS
+        if not (is_ttl_due or is_room_wanted or is_cramped):
             return
         rules = self._rules(context.policy, clock)
         look = await self._scan_and_plan(target, found, usage, context.policy, rules)
+        if is_cramped:
+            state.cramped_looks = 0
+            look = await self._empty_a_segment(look)
         state.looked_at_s = begun_s
         state.look_took_s = context.clock.monotonic_s() - begun_s
         context.reports["ages"] = await asyncio.to_thread(
@@ -401,7 +363,8 @@ class Eviction:
         )
         context.counters.scans += 1
         context.counters.scanned_slots += len(columns)
-        now_s, room = self._now_s(), _room_wanted(usage, policy)
+        now_s, room = self._now_s(), room_wanted(usage, policy)
+        rules = replace(rules, bucket_s=choose_bucket_s(columns, rules, now_s=now_s))
         plan = await asyncio.to_thread(plan_eviction, columns, rules, now_s=now_s, room=room)
         return TargetLook(
             target=target,
@@ -412,6 +375,16 @@ class Eviction:
             rules=rules,
             policy=policy,
         )
+
+    async def _empty_a_segment(self, look: TargetLook) -> TargetLook:
+        """The look with another plan, unless what has expired is room enough to begin with."""
+        if len(look.plan):
+            return look
+        plan = await asyncio.to_thread(
+            plan_segment_eviction, look.columns, now_s=look.now_s, bucket_s=look.rules.bucket_s
+        )
+        log.info("no room for another slot size target=%s: a segment goes", look.target.name)
+        return replace(look, plan=plan)
 
     def _now_s(self) -> int:
         """Unix time by the clock as it was when the guard looked at it: a jump since then is still
@@ -446,7 +419,7 @@ class Eviction:
         Stops as soon as the policy is another one: a mistake can be undone while it is at work.
         """
         context, plan = self.context, look.plan
-        until_s = _last_uses_of_victims(look)
+        until_s = last_uses_of_victims(look)
         batch = self._batch(look.target)
         gone = 0
         try:
@@ -480,32 +453,3 @@ class Eviction:
             fill=round(look.usage.fraction, 4),
             decided_by=look.usage.decided_by,
         )
-
-
-def choose_tick_s(before: Filling | None, now: Filling, *, room_slots: int) -> float:
-    """When to look at a target's STAT again: four times before it is full at the rate of now."""
-    if before is None or now.used_slots <= before.used_slots:
-        return TICK_S
-    slots_per_s = (now.used_slots - before.used_slots) / max(now.at_s - before.at_s, TICK_MIN_S)
-    return min(max(room_slots / slots_per_s / LOOKS_BEFORE_FULL, TICK_MIN_S), TICK_S)
-
-
-def _room_wanted(usage: Usage, policy: RetentionPolicy) -> Room:
-    marks = policy.watermarks
-    return plan_room(usage.limits, high=marks.high, low=marks.low)
-
-
-def _last_uses_of_victims(look: TargetLook) -> NDArray[np.uint32]:
-    """For each victim the latest use with which it would be one too; shape [victims].
-
-    For one that expired: the last second that is expired in its class. For the least used: the last
-    second of the youngest bucket that the plan reaches.
-    """
-    columns, plan, bucket_s = look.columns, look.plan, look.rules.bucket_s
-    cutoffs = look.rules.cutoffs(columns.class_names, look.now_s) * bucket_s - 1
-    until_s = cutoffs[columns.ttl_class[plan.rows]]
-    is_least = plan.reasons == int(EvictReason.LEAST_USED)
-    if is_least.any():
-        newest = int(columns.last_used_s[plan.rows[is_least]].max()) // bucket_s
-        until_s[is_least] = (newest + 1) * bucket_s - 1
-    return np.clip(until_s, 0, NEVER_S).astype(np.uint32)

@@ -29,6 +29,9 @@ from .columns import TargetColumns
 
 BUCKET_S = 60
 """See above. Coarser by far than a request takes, and finer by far than any TTL."""
+BUCKETS_PER_SPAN = 128
+"""A target that turns over within minutes has shorter buckets: at least so many from its least
+recent use until now, or the order within them would be all there is."""
 BUCKETS_MAX = 1 << 21
 """What is older than so many buckets counts as equally old: four years of 60 s."""
 VICTIMS_MAX = 1 << 22
@@ -87,6 +90,27 @@ class EvictionRules:
         """For each class number (0 to 255): the first bucket that is *not* expired."""
         ttl_s = np.array([self.ttl_of(class_names, number) for number in range(256)], np.int64)
         return (now_s - ttl_s) // self.bucket_s
+
+
+def choose_bucket_s(columns: TargetColumns, rules: EvictionRules, *, now_s: int) -> int:
+    """Length of a bucket for these rows, 1 to `rules.bucket_s` seconds: shorter where ages, or the
+    shortest TTL, are a matter of minutes."""
+    oldest_s = int(columns.last_used_s.min()) if len(columns) else now_s
+    shortest_ttl_s = min([rules.ttl_s_else, *rules.ttl_s.values()])
+    span_s = min(max(now_s - oldest_s, 0), shortest_ttl_s)
+    return min(max(span_s // BUCKETS_PER_SPAN, 1), rules.bucket_s)
+
+
+def order_rows(
+    columns: TargetColumns, rows: NDArray[np.int64], *, now_s: int, bucket_s: int, oldest: int = 0
+) -> NDArray[np.int64]:
+    """`rows` in the order in which they go: oldest bucket first, deepest first in it, then by place
+    on the disk. Buckets before `oldest` count as that one."""
+    used_s = np.minimum(columns.last_used_s[rows], now_s)
+    order = np.maximum(used_s.astype(np.int64) // bucket_s, oldest) << 32
+    order |= NEVER_S - columns.block_index[rows].astype(np.int64)
+    # Stable: rows stand in the order of the disk, and neighbours are cleared in one call.
+    return rows[np.argsort(order, kind="stable")]
 
 
 def plan_eviction(
@@ -202,12 +226,9 @@ class _Selection:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def _sort(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Oldest bucket first, deepest first in it; then by place on the disk."""
-        used_s = np.minimum(self._columns.last_used_s[rows], self._now_s)
-        order = np.maximum(used_s.astype(np.int64) // self._bucket_s, self._oldest) << 32
-        order |= NEVER_S - self._columns.block_index[rows].astype(np.int64)
-        # Stable: rows stand in the order of the disk, and neighbours are cleared in one call.
-        return rows[np.argsort(order, kind="stable")]
+        return order_rows(
+            self._columns, rows, now_s=self._now_s, bucket_s=self._bucket_s, oldest=self._oldest
+        )
 
     def _count_needed(self, rows: NDArray[np.int64], room: Room, victims_max: int) -> int:
         """How many of the ordered `rows` make `room`."""

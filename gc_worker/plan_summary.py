@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .ages import AGE_BOUNDS_S, UNNAMED
-from .eviction import TargetLook
+from .target_look import TargetLook
 from .victims import reason_name
 
 

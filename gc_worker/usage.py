@@ -1,6 +1,6 @@
 """How full a target is: the fraction of the room it can have that its shards take.
 
-There may be several limits: the slots it may have by its capacity, the file system, a project
+There may be several limits: its capacity, the file system, a project
 quota, the memory limit of the container where a target lies in memory. Each is read as *used* (what
 our shards take) and *room* (what more of them could take: our free slots, which stay preallocated,
 and what the limit has left), and the target is as full as the tightest of them says. On a disk of
@@ -16,7 +16,7 @@ from typing import Any
 
 from .plan import Room
 
-SLOTS = "slots"
+CAPACITY = "capacity"
 FILE_SYSTEM = "file_system"
 PROJECT_QUOTA = "project_quota"
 CONTAINER = "container"
@@ -26,7 +26,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One limit. `used` and `room` in slots for SLOTS and REFUSED, in bytes of slots for others."""
+    """One limit. `used` and `room` in bytes of slots."""
 
     name: str
     used: int
@@ -37,10 +37,6 @@ class Limit:
         """0 to 1."""
         total = self.used + self.room
         return self.used / total if total > 0 else 0.0
-
-    @property
-    def is_in_slots(self) -> bool:
-        return self.name in (SLOTS, REFUSED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +70,17 @@ class SpaceLeft:
 
 
 def read_slot_limits(stat: Mapping[str, Any], *, is_refusing: bool) -> list[Limit]:
-    """The limits in the STAT of one target; `is_refusing`: it answered FULL since the last look."""
-    used = int(stat.get("slots_used", stat.get("blocks", 0)))
-    free = int(stat.get("slots_free", 0))
-    total = int(stat.get("slots_total", 0))
-    if not total and used:
-        total = _slots_by_capacity(stat, used)
-    limits = [Limit(name=SLOTS, used=used, room=max(total - used, 0))]
+    """The limits in the STAT of one target; `is_refusing`: it answered FULL since the last look.
+
+    In bytes and not in slots: a target may have slots of several sizes.
+    """
+    used_bytes = int(stat.get("used_bytes", 0))
+    left_bytes = int(stat.get("capacity_bytes", 0)) - used_bytes
+    limits = [Limit(name=CAPACITY, used=used_bytes, room=max(left_bytes, 0))]
     if is_refusing:
-        limits.append(Limit(name=REFUSED, used=used, room=free))
+        free_bytes = int(stat.get("slot_bytes_free", 0))
+        limits.append(Limit(name=REFUSED, used=used_bytes, room=free_bytes))
     return limits
-
-
-def _slots_by_capacity(stat: Mapping[str, Any], used: int) -> int:
-    """Slots of the mean size that the capacity has room for."""
-    mean_bytes = int(stat["used_bytes"]) / used
-    return int(int(stat["capacity_bytes"]) / mean_bytes) if mean_bytes else used
 
 
 def choose_usage(stat: Mapping[str, Any], space: SpaceLeft, *, is_refusing: bool = False) -> Usage:
@@ -114,13 +105,6 @@ def plan_room(limits: Sequence[Limit], *, high: float, low: float) -> Room:
     """What to make free: nothing while no limit is above `high`, else down to `low` for each."""
     if all(limit.fraction <= high for limit in limits):
         return Room()
-    slots = slot_bytes = 0
-    for limit in limits:
-        # Rounded down, so that a target of a few slots frees one too.
-        kept = int(low * (limit.used + limit.room))
-        excess = max(limit.used - kept, 0)
-        if limit.is_in_slots:
-            slots = max(slots, excess)
-        else:
-            slot_bytes = max(slot_bytes, excess)
-    return Room(slots, slot_bytes)
+    # Rounded down, so that a target of a few slots frees one too.
+    excess = [limit.used - int(low * (limit.used + limit.room)) for limit in limits]
+    return Room(slot_bytes=max(0, *excess))

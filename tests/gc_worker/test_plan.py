@@ -15,6 +15,7 @@ from gc_worker.plan import (
     EvictionPlan,
     EvictionRules,
     Room,
+    choose_bucket_s,
     find_next_expiry_s,
     plan_eviction,
 )
@@ -257,3 +258,22 @@ def test_plan_obeys_the_width_of_a_bucket(bucket_s: int) -> None:
     shards = [Shard(NOW_S % 3600 + 7 - depth, depth) for depth in range(7)]
     rows = plan_of(shards, Room(7), bucket_s=bucket_s).rows.tolist()
     assert rows == (list(range(7)) if bucket_s == 1 else list(range(6, -1, -1)))
+
+
+@pytest.mark.parametrize(
+    ("oldest_s", "ttl_s", "bucket_s"),
+    [
+        (40, 7 * DAY_S, 1),
+        (1_280, 7 * DAY_S, 10),
+        (DAY_S, 7 * DAY_S, 60),
+        (DAY_S, 30, 1),
+        (-5, 30, 1),
+    ],
+)
+def test_buckets_are_as_short_as_the_ages_they_tell_apart(
+    oldest_s: int, ttl_s: int, bucket_s: int
+) -> None:
+    rules = EvictionRules(ttl_s={"chat": ttl_s}, ttl_s_else=7 * DAY_S)
+    rows = columns_of([Shard(oldest_s), Shard(min(oldest_s, 3))])
+    assert choose_bucket_s(rows, rules, now_s=NOW_S) == bucket_s
+    assert choose_bucket_s(columns_of([]), rules, now_s=NOW_S) == 1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gc_worker.columns import TargetColumns
-from gc_worker.eviction import Filling, TargetLook, choose_tick_s
+from gc_worker.filling import Filling, choose_tick_s, note_filling
 from gc_worker.plan import EvictionRules, Room, plan_eviction
 from gc_worker.plan_summary import summarise_look
+from gc_worker.target_look import TargetLook
 from gc_worker.usage import SpaceLeft, choose_usage
 from kvstore.cluster.entities import Target
 from kvstore.retention import DEFAULT_POLICY
@@ -33,7 +35,7 @@ def look_at(ages_s: list[int], classes: list[int], slots: int) -> TargetLook:
     rules = EvictionRules(ttl_s={"agent": 3 * DAY_S}, ttl_s_else=7 * DAY_S)
     return TargetLook(
         target=Target(name="t1", node="n01", path="t1", size_bytes=1 << 20),
-        usage=choose_usage({"slots_used": n, "slots_total": n, "used_bytes": 0}, SpaceLeft()),
+        usage=choose_usage({"used_bytes": n * 1000, "capacity_bytes": n * 1000}, SpaceLeft()),
         columns=columns,
         plan=plan_eviction(columns, rules, now_s=NOW_S, room=Room(slots)),
         now_s=NOW_S,
@@ -79,9 +81,18 @@ def test_groups_add_up_to_the_plan(shards: list[tuple[int, int]], slots: int) ->
 
 
 def test_next_look_is_soon_when_the_target_will_soon_be_full() -> None:
-    before, now = Filling(10.0, 1000), Filling(11.0, 1100)
-    assert choose_tick_s(before, now, room_slots=100) == 0.25
-    assert choose_tick_s(before, now, room_slots=0) == 0.1
-    assert choose_tick_s(before, now, room_slots=10_000) == 1.0
-    assert choose_tick_s(now, Filling(12.0, 900), room_slots=1) == 1.0
-    assert choose_tick_s(None, now, room_slots=1) == 1.0
+    first = note_filling(None, at_s=10.0, used_bytes=1000)
+    assert choose_tick_s(first, room_bytes=1) == 1.0
+    now = note_filling(first, at_s=11.0, used_bytes=1100)
+    assert choose_tick_s(now, room_bytes=100) == 0.25
+    assert choose_tick_s(now, room_bytes=0) == 0.1
+    assert choose_tick_s(now, room_bytes=10_000) == 1.0
+
+
+def test_next_look_is_soon_though_an_eviction_has_just_made_room() -> None:
+    filling = note_filling(Filling(10.0, 1000), at_s=11.0, used_bytes=1100)
+    filling = note_filling(filling, at_s=11.1, used_bytes=900)
+    assert choose_tick_s(filling, room_bytes=160) == pytest.approx(0.5)
+    for round_ in range(60):
+        filling = note_filling(filling, at_s=12.0 + round_, used_bytes=900)
+    assert choose_tick_s(filling, room_bytes=160) == 1.0

@@ -27,9 +27,9 @@ def stat(**changes: int) -> dict[str, Any]:
     return values | changes
 
 
-def test_usage_is_that_of_the_slots_when_the_disk_is_large() -> None:
+def test_usage_is_that_of_the_capacity_when_the_disk_is_large() -> None:
     usage = choose_usage(stat(), SpaceLeft(left_bytes={"file_system": 100 * GIB}))
-    assert (usage.decided_by, usage.fraction) == ("slots", 0.3)
+    assert (usage.decided_by, usage.fraction) == ("capacity", 0.3)
 
 
 def test_usage_counts_free_slots_as_room_when_the_disk_is_full() -> None:
@@ -63,11 +63,15 @@ def test_usage_is_that_of_the_slots_that_are_there_when_writers_are_refused() ->
     assert (usage.decided_by, usage.fraction) == ("refused", 1.0)
 
 
-def test_usage_goes_by_the_capacity_when_the_node_does_not_say_how_many_slots_it_can_have() -> None:
+def test_usage_goes_by_bytes_when_slots_have_several_sizes() -> None:
+    # 200 slots of 1 MiB are full; thousands of tiny ones are free.
     usage = choose_usage(
-        {"blocks": 300, "used_bytes": 300 << 20, "capacity_bytes": 1000 << 20}, SpaceLeft()
+        stat(used_bytes=200 << 20, capacity_bytes=220 << 20, slots_used=200)
+        | {"slots_total": 700_000, "slots_free": 10_000, "slot_bytes_free": 3 << 20},
+        SpaceLeft(),
+        is_refusing=True,
     )
-    assert usage.fraction == 0.3
+    assert (usage.decided_by, usage.fraction) == ("refused", 200 / 203)
 
 
 def test_usage_of_an_empty_target_is_nothing() -> None:
@@ -84,7 +88,7 @@ def test_usage_names_what_could_not_be_read() -> None:
 LIMITS = st.lists(
     st.builds(
         Limit,
-        name=st.sampled_from(["slots", "file_system", "container"]),
+        name=st.sampled_from(["capacity", "file_system", "container"]),
         used=st.integers(0, 10_000),
         room=st.integers(0, 10_000),
     ),
@@ -104,25 +108,21 @@ def test_room_brings_every_limit_below_the_low_watermark(
         return
     assert any(limit.fraction > high for limit in limits)
     for limit in limits:
-        freed = room.slots if limit.is_in_slots else room.slot_bytes
+        freed = room.slot_bytes
         total = limit.used + limit.room
         assert not total or (limit.used - freed) / total <= low + 1e-12
-    # And not one more than that.
-    tight = [
-        limit.used - (room.slots if limit.is_in_slots else room.slot_bytes) + 1
-        > low * (limit.used + limit.room)
-        for limit in limits
-        if (room.slots if limit.is_in_slots else room.slot_bytes)
-    ]
-    assert any(tight)
+    # And not a byte more than that.
+    assert any(
+        limit.used - room.slot_bytes + 1 > low * (limit.used + limit.room) for limit in limits
+    )
 
 
-@pytest.mark.parametrize(("used", "expected"), [(90, Room()), (91, Room(slots=6))])
+@pytest.mark.parametrize(("used", "expected"), [(90, Room()), (91, Room(slot_bytes=6))])
 def test_room_is_wanted_only_above_the_high_watermark(used: int, expected: Room) -> None:
-    limits = [Limit(name="slots", used=used, room=100 - used)]
+    limits = [Limit(name="capacity", used=used, room=100 - used)]
     assert plan_room(limits, high=0.9, low=0.85) == expected
 
 
-def test_room_is_at_least_one_slot_when_a_tiny_target_is_full() -> None:
+def test_room_is_wanted_when_a_tiny_target_is_full() -> None:
     limits = [Limit(name="refused", used=3, room=0)]
-    assert plan_room(limits, high=0.9, low=0.85).slots == 1
+    assert plan_room(limits, high=0.9, low=0.85).slot_bytes == 1

@@ -7,6 +7,7 @@ EVICT as it runs beside a node. Slots are small, because what is stored does not
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from functools import cache
@@ -17,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gc_worker.columns import TargetColumns, scan_columns
-from gc_worker.plan import EvictionRules, Room, find_next_expiry_s, plan_eviction
+from gc_worker.plan import (
+    EvictionRules,
+    Room,
+    choose_bucket_s,
+    find_next_expiry_s,
+    plan_eviction,
+)
 from kvstore import wire
 from kvstore.node.slot import SlotGeometry
 from tests.kvstore.node.driven_node import DrivenNode, SetClock
@@ -36,11 +43,11 @@ T = TypeVar("T")
 class RealCache:
     """One target with room for `slots`, kept between the watermarks by the worker's pass."""
 
-    def __init__(self, folder: Path, *, slots: int, ttl_s: int, bucket_s: int) -> None:
+    def __init__(self, folder: Path, *, slots: int, ttl_s: int) -> None:
         slot_bytes = SlotGeometry(SHARD_BYTES).slot_bytes
         self._clock = SetClock(unix_s=START_UNIX_S)
         self._slots = slots
-        self._rules = EvictionRules(ttl_s={}, ttl_s_else=ttl_s, bucket_s=bucket_s)
+        self._rules = EvictionRules(ttl_s={}, ttl_s_else=ttl_s)
         self._node = DrivenNode(
             folder,
             clock=self._clock,
@@ -90,11 +97,13 @@ class RealCache:
             return
         columns = _run(scan_columns(self._scan, tuple(self._node.target.ttl_class_names)))
         excess = used - int(LOW * self._slots) if used > HIGH * self._slots else 0
-        plan = plan_eviction(columns, self._rules, now_s=now_s, room=Room(slots=excess))
+        bucket_s = choose_bucket_s(columns, self._rules, now_s=now_s)
+        rules = dataclasses.replace(self._rules, bucket_s=bucket_s)
+        plan = plan_eviction(columns, rules, now_s=now_s, room=Room(slots=excess))
         self._evict(columns.take(plan.rows), plan.reasons)
         self.evicted += len(plan)
         # Uses until then only make it later.
-        next_expiry_s = find_next_expiry_s(columns, self._rules, now_s=now_s)
+        next_expiry_s = find_next_expiry_s(columns, rules, now_s=now_s)
         self._next_expiry_s = next_expiry_s if next_expiry_s is not None else now_s
         self._next_expiry_s = max(self._next_expiry_s, now_s)
 

@@ -1,8 +1,7 @@
 """The hit rate of real eviction code on traces equals that of an exact LRU and TTL cache.
 
-Victims are chosen by minutes of age. Where blocks are kept for days that is exact enough, but not
-where a few minutes decide, as in an hour of chat: by whole minutes a TTL of 30 s hits 5 points too
-much. So the hour is stretched sixty times; or it is left as it is, and ages are those of a second.
+Victims are chosen by minutes of age where blocks are kept for days, and by seconds where a few
+minutes decide. Both are replayed: an hour of chat as it is, and stretched sixty times.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from gc_worker.plan import BUCKET_S
-
 from .oracle import HitCount, OracleCache, replay
 from .real_cache import HIGH, LOW, RealCache, replay_for_real
 from .requests import Request, claude_code, made_up_agents, mooncake_conversation, stretch
@@ -26,8 +23,6 @@ log = logging.getLogger(__name__)
 STRETCH = 60
 FOREVER_S = 1_000_000_000
 POINTS_MAX = 0.5
-SECOND_S = 1
-"""Width of a bucket of ages with which the plan is exact in traces that are not stretched."""
 CAPACITIES = (2_000, 4_000, 8_000, 16_000)
 TTLS_S = (1_800, 3_600, 7_200, 18_000)
 TRACE_REQUESTS = 1_500
@@ -40,10 +35,9 @@ def compare(
     *,
     slots: int,
     ttl_s: int = FOREVER_S,
-    bucket_s: int = BUCKET_S,
 ) -> tuple[HitCount, HitCount]:
     """What the real cache and the oracle hit. The oracle's room lies between the watermarks."""
-    real = RealCache(folder, slots=slots, ttl_s=ttl_s, bucket_s=bucket_s)
+    real = RealCache(folder, slots=slots, ttl_s=ttl_s)
     try:
         found = replay_for_real(requests, real)
     finally:
@@ -88,11 +82,11 @@ def test_chat_hits_as_much_as_exact_lru_with_a_ttl(
 @pytest.mark.parametrize(
     ("slots", "ttl_s"), [(2_000, FOREVER_S), (ROOMY_SLOTS, 30), (ROOMY_SLOTS, 60), (16_000, 300)]
 )
-def test_chat_at_its_own_pace_hits_as_much_when_ages_are_of_a_second(
+def test_chat_at_its_own_pace_hits_as_much_as_exact_lru_with_a_ttl(
     slots: int, ttl_s: int, tmp_path: Path
 ) -> None:
     chat = mooncake_conversation(TRACE_REQUESTS)
-    found, expected = compare(tmp_path, chat, slots=slots, ttl_s=ttl_s, bucket_s=SECOND_S)
+    found, expected = compare(tmp_path, chat, slots=slots, ttl_s=ttl_s)
     assert abs(found.percent - expected.percent) <= POINTS_MAX
 
 
@@ -111,13 +105,13 @@ def agents() -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("slots", "ttl_s", "bucket_s"),
-    [*((*room, SECOND_S) for room in AGENT_ROOMS), (1_200, 3_600, BUCKET_S)],
+    ("slots", "ttl_s"),
+    [*AGENT_ROOMS, (1_200, 3_600)],
 )
 def test_made_up_agents_hit_as_much_as_in_the_oracle(
-    agents: list[Request], slots: int, ttl_s: int, bucket_s: int, tmp_path: Path
+    agents: list[Request], slots: int, ttl_s: int, tmp_path: Path
 ) -> None:
-    found, expected = compare(tmp_path, agents, slots=slots, ttl_s=ttl_s, bucket_s=bucket_s)
+    found, expected = compare(tmp_path, agents, slots=slots, ttl_s=ttl_s)
     assert found.block_accesses * len(AGENT_ROOMS) > 100_000
     assert abs(found.percent - expected.percent) <= POINTS_MAX
 
