@@ -177,3 +177,34 @@ def test_worker_says_what_is_wrong_with_its_arguments(
     )
     assert result.returncode == code
     assert said in result.stderr
+
+
+async def test_watermark_set_by_the_command_takes_effect_within_five_seconds(
+    tmp_path: Path,
+) -> None:
+    """From the command to shards that are gone; nothing is restarted."""
+    folder = tmp_path / "cluster"
+    with LocalCluster.start(
+        folder, nodes=3, k=2, m=1, target_size_bytes=1 << 20, gc=True
+    ) as cluster:
+        async with WorkerBench.open(cluster) as bench:
+            await bench.save(200, seed=1)
+            assert await bench.fill("n03") > 0.3
+            command = [sys.executable, "-m", "kvstore.admin.cli", "watermark", "set"]
+            marks = ["--high", "0.2", "--low", "0.1", "--cluster", str(cluster.cluster_path)]
+            # The first answer of a worker loads its HTTP server.
+            begun_s = await _wait_for_command([*command, *marks])
+            while max([await bench.fill(node) for node in cluster.node_names]) > 0.2:
+                assert time.monotonic() - begun_s < 5.0, "a policy must be in force within 5 s"
+                await asyncio.sleep(0.05)
+
+
+async def _wait_for_command(words: Sequence[str]) -> float:
+    """Run a command until it is done, as workers may still be starting; when it was."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        if process.returncode == 0:
+            return time.monotonic()
+        assert time.monotonic() < end_s, "the command failed"
