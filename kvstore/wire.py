@@ -69,6 +69,8 @@ assert _HEADER.size == HEADER_BYTES - _CHECK.size
 KIND_REQUEST = 0
 KIND_RESPONSE = 1
 FLAG_LAST = 1
+FLAG_PROBE = 2
+"""Of a MATCH: asked by a save, which does not want to read what it asks for."""
 
 
 class Op(IntEnum):
@@ -121,6 +123,7 @@ class Header:
     status: int = 0
     target: int = 0
     is_last: bool = True
+    is_probe: bool = False
     body_bytes: int = 0
     payload_bytes: int = 0
     body_xxh3: int = 0
@@ -139,6 +142,7 @@ def pack_frame(
     status: int = 0,
     target: int = 0,
     is_last: bool = True,
+    is_probe: bool = False,
 ) -> bytes:
     """Header and body of a frame, ready to be sent before its payload of `payload_bytes`."""
     head = _HEADER.pack(
@@ -146,7 +150,7 @@ def pack_frame(
         VERSION,
         op,
         kind,
-        FLAG_LAST if is_last else 0,
+        (FLAG_LAST if is_last else 0) | (FLAG_PROBE if is_probe else 0),
         request_id,
         epoch,
         deadline_ms,
@@ -177,10 +181,14 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
     computed = xxh3_64_intdigest(bytes(data[: _HEADER.size]))
     if check != computed:
         raise FrameError(f"header checksum {check:016x}, computed {computed:016x}")
-    if kind not in (KIND_REQUEST, KIND_RESPONSE) or flags & ~FLAG_LAST:
-        raise FrameError(f"kind {kind} flags {flags}, expected kind 0 or 1 and flags 0 or 1")
     if op not in _OPS:
         raise FrameError(f"operation {op}, expected one of {sorted(_OPS)}")
+    may_probe = op == Op.MATCH and kind == KIND_REQUEST
+    flags_max = FLAG_LAST | FLAG_PROBE if may_probe else FLAG_LAST
+    if kind not in (KIND_REQUEST, KIND_RESPONSE) or flags > flags_max:
+        raise FrameError(
+            f"kind {kind} flags {flags}, expected kind 0 or 1 and flags 0 to {flags_max}"
+        )
     if body_bytes > BODY_BYTES_MAX:
         raise FrameError(f"body of {body_bytes} bytes, at most {BODY_BYTES_MAX}")
     if payload_bytes > PAYLOAD_BYTES_MAX:
@@ -195,6 +203,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
         status=status,
         target=target,
         is_last=bool(flags & FLAG_LAST),
+        is_probe=bool(flags & FLAG_PROBE),
         body_bytes=body_bytes,
         payload_bytes=payload_bytes,
         body_xxh3=body_xxh3,

@@ -4,7 +4,9 @@
     every block; the nodes that are still busy then get a copy of what they had not taken
 
 A block counts as stored with `write_acks` acknowledgements, or, when every node has had its say,
-with at least k: it can be read, though on fewer nodes than wished ("degraded").
+with at least k: it can be read, though on fewer nodes than wished ("degraded"). A batch that cannot
+reach k because too many nodes are full is not sent; what is left of one that did not reach it is
+taken back.
 """
 
 from __future__ import annotations
@@ -25,10 +27,18 @@ from ..errors import NodeError
 from ..key import Namespace
 from .channel import NodeChannel
 from .geometry import Batch
+from .health import NodeHealth
 from .inquiry import require_single_frame
+from .recall import Recalls, RefusedBatch
 
-_STORED, _KNOWN, _KEPT = map(
-    int, (wire.WriteOutcome.STORED, wire.WriteOutcome.KNOWN, wire.WriteOutcome.KEPT)
+_STORED, _KNOWN, _KEPT, _FULL = map(
+    int,
+    (
+        wire.WriteOutcome.STORED,
+        wire.WriteOutcome.KNOWN,
+        wire.WriteOutcome.KEPT,
+        wire.WriteOutcome.FULL,
+    ),
 )
 BLOCKS_IN_CACHE = 8
 STRAGGLER_WAIT_S = 0.25
@@ -63,6 +73,7 @@ class BatchSave:
         channels: Sequence[NodeChannel],
         code: Code,
         write_acks: int,
+        recalls: Recalls,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._batch = batch
@@ -74,6 +85,9 @@ class BatchSave:
         self._channels = channels
         self._code = code
         self._write_acks = write_acks
+        self._recalls = recalls
+        self._versions: list[int] = []
+        self._failed_nodes = 0
         n = len(batch)
         self._acks: NDArray[np.int64] = np.zeros(n, np.int64)
         self._stored: NDArray[np.int64] = np.zeros(n, np.int64)
@@ -90,12 +104,14 @@ class BatchSave:
             for shard, channel in enumerate(self._channels)
             if channel.health.is_available and channel.health.waiting_s < SILENT_S
         ]
+        with_room = [shard for shard in reachable if not self._channels[shard].health.is_full]
         # With fewer than k the block could not be read, and might replace one that can be again.
-        if deadline_s <= 0 or len(reachable) < self._code.k:
+        if deadline_s <= 0 or len(with_room) < self._code.k:
             return self._result()
         shards = self._shard_views()
         sums = self._encode_and_hash(shards)
-        items = self._items(wire.combine_checksums(self._keys, sums[: self._code.k]))
+        self._versions = wire.combine_checksums(self._keys, sums[: self._code.k])
+        items = self._items()
         try:
             for shard in reachable:
                 items["payload_xxh3"] = sums[shard]
@@ -107,6 +123,7 @@ class BatchSave:
         except TimeoutError:
             pass  # what has been acknowledged until now is what counts
         finally:
+            self._recall_failed()
             self._settle()
         return self._result()
 
@@ -134,7 +151,7 @@ class BatchSave:
 
     def _send(self, shard: int, views: list[memoryview], body: bytes, deadline_s: float) -> None:
         n, size = len(self._batch), self._batch.shard_bytes
-        write = ShardWrite(self, shard, n)
+        write = ShardWrite(self, shard, n, self._channels[shard].health)
         request_id = self._channels[shard].submit(
             wire.Op.WRITE,
             write,
@@ -158,12 +175,12 @@ class BatchSave:
         head["anchor"] = np.void(self._anchor)
         return head.tobytes()
 
-    def _items(self, versions: list[int]) -> NDArray[Any]:
+    def _items(self) -> NDArray[Any]:
         """The WRITE_ITEM record of each block, but for the checksum of a shard."""
         items = np.zeros(len(self._batch), wire.WRITE_ITEM)
         items["key"] = np.frombuffer(b"".join(self._keys), "V32")
         items["block_index"] = np.arange(self._first_block, self._first_block + len(items))
-        items["block_xxh3"] = versions
+        items["block_xxh3"] = self._versions
         return items
 
     def on_outcomes(self, shard: int, outcomes: NDArray[np.uint8]) -> None:
@@ -189,12 +206,28 @@ class BatchSave:
     def on_failed(self, shard: int) -> None:
         """A node will not answer."""
         self._pending.pop(shard, None)
+        self._failed_nodes += 1
         if not self._pending:
             self._finish()
 
     def _finish(self) -> None:
         if not self._done.done():
             self._done.set_result(None)
+
+    def _recall_failed(self) -> None:
+        """Have the shards taken back of blocks that cannot be read, as far as there may be any."""
+        k = self._code.k
+        may_be_there = self._acks + self._failed_nodes + len(self._pending) > 0
+        rows = np.flatnonzero((self._acks < k) & (self._kept < k) & may_be_there).tolist()
+        if rows:
+            self._recalls.add(
+                RefusedBatch(
+                    keys=[self._keys[row] for row in rows],
+                    versions=[self._versions[row] for row in rows],
+                    channels=self._channels,
+                    k=k,
+                )
+            )
 
     def _settle(self) -> None:
         if self._patience is not None:
@@ -219,11 +252,13 @@ class BatchSave:
 
 
 class ShardWrite:
-    """The answer of one node to one WRITE. Once detached it knows nothing of the save any more."""
+    """The answer of one node to one WRITE. Once detached it knows nothing of the save any more, but
+    still tells whether the node has room."""
 
-    def __init__(self, save: BatchSave, shard: int, count: int) -> None:
+    def __init__(self, save: BatchSave, shard: int, count: int, health: NodeHealth) -> None:
         self.is_detached = False
         self._save: BatchSave | None = save
+        self._health = health
         self._shard = shard
         self._outcomes: NDArray[np.uint8] = np.zeros(count, np.uint8)
 
@@ -242,6 +277,10 @@ class ShardWrite:
         """`on_frame` refuses one."""
 
     def on_end(self) -> None:
+        if (self._outcomes == _FULL).any():
+            self._health.on_full()
+        elif (self._outcomes == _STORED).any():
+            self._health.on_stored()
         if self._save is not None:
             self._save.on_outcomes(self._shard, self._outcomes)
 

@@ -174,9 +174,10 @@ async def _make_client(cluster_map: ClusterMap, source: MapSource) -> StoreClien
 
 async def _close_client(client: StoreClient) -> None:
     """Ends the operations that run, then the client."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
+    others = asyncio.all_tasks() - {asyncio.current_task()} - client.background_tasks
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await client.finish_writes()
+    await client.end_background()
     client.close()

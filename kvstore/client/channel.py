@@ -90,11 +90,13 @@ class NodeChannel:
         payload: Sequence[memoryview] = (),
         payload_bytes: int = 0,
         deadline_s: float,
+        is_probe: bool = False,
     ) -> int:
         """Sends a request; its answer goes to `sink`. Returns the request's id.
 
         The views of `payload` must stay unchanged until the answer, or until `keep_payload`. A
         fault is reported through `sink.on_failure`, from the event loop, never from this call.
+        `is_probe`: of MATCH, see wire.md.
         """
         request_id = self._next_id
         self._next_id += 1
@@ -104,7 +106,9 @@ class NodeChannel:
             return request_id
         if not self._is_begun:
             self._begin()
-        self._enqueue(request_id, op, sink, body, count, payload, payload_bytes, deadline_s)
+        self._enqueue(
+            request_id, op, sink, body, count, payload, payload_bytes, deadline_s, is_probe
+        )
         return request_id
 
     def _why_refused(self, payload_bytes: int) -> str:
@@ -126,6 +130,7 @@ class NodeChannel:
         payload: Sequence[memoryview],
         payload_bytes: int,
         deadline_s: float,
+        is_probe: bool = False,
     ) -> None:
         frame = wire.pack_frame(
             op,
@@ -137,6 +142,7 @@ class NodeChannel:
             epoch=self._epoch,
             deadline_ms=max(1, min(int(deadline_s * 1000), 0xFFFFFFFF)),
             target=self._target_index,
+            is_probe=is_probe,
         )
         self._waiting.append(WaitingRequest(request_id, op, sink, self._clock()))
         self.health.on_asked(self._waiting[0].sent_at_s)

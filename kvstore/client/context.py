@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .notes import NoteSender
+from .recall import Recalls
 from .results import ClientCounters
 from .router import Router
 from .scratch import ScratchPool
@@ -24,6 +25,7 @@ class ClientContext:
     scratch: ScratchPool
     counters: ClientCounters
     notes: NoteSender
+    recalls: Recalls
     loop: asyncio.AbstractEventLoop
     clock: Callable[[], float]
 

@@ -15,6 +15,8 @@ LATENCY_WEIGHT = 0.3
 """Share of the newest answer in the running mean of latency."""
 LATENCY_HALF_LIFE_S = 5.0
 """An old estimate fades, so that a node that was slow is tried again."""
+FULL_S = 1.0
+"""For so long a node that had no room is believed to have none. Then it is asked again."""
 
 
 class Breaker:
@@ -51,6 +53,12 @@ class NodeHealth:
         self._latency_s = 0.0
         self._sampled_at_s = 0.0
         self._oldest_asked_at_s: float | None = None
+        self._full_until_s = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """True for a while after the node refused a shard for want of room."""
+        return self._full_until_s > 0.0 and self._clock() < self._full_until_s
 
     @property
     def is_available(self) -> bool:
@@ -92,6 +100,14 @@ class NodeHealth:
         self._oldest_asked_at_s = oldest_asked_at_s
         if is_served:
             self._breaker.on_served()
+
+    def on_full(self) -> None:
+        """The node refused a shard for want of room."""
+        self._full_until_s = self._clock() + FULL_S
+
+    def on_stored(self) -> None:
+        """The node had room for all shards that it was sent."""
+        self._full_until_s = 0.0
 
     def on_failed(self) -> None:
         """The connection failed, or what came over it was wrong."""

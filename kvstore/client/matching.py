@@ -41,10 +41,15 @@ async def present_blocks(
     first_block: int,
     deadline_s: float,
     loop: asyncio.AbstractEventLoop,
+    *,
+    is_probe: bool = False,
 ) -> NDArray[np.bool_]:
-    """For each block from `first_block` on: is it believed to be stored?"""
+    """For each block from `first_block` on: is it believed to be stored?
+
+    `is_probe`: nobody wants to read them, so what is absent is no miss in the nodes' statistics.
+    """
     questions = [
-        GroupMatch(router, keys, blocks, loop, deadline_s)
+        GroupMatch(router, keys, blocks, loop, deadline_s, is_probe=is_probe)
         for blocks in _blocks_by_group(router, keys, first_block)
     ]
     try:
@@ -85,12 +90,15 @@ class GroupMatch:
         blocks: list[int],
         loop: asyncio.AbstractEventLoop,
         deadline_s: float,
+        *,
+        is_probe: bool,
     ) -> None:
         self.blocks = blocks
         self.present: NDArray[np.bool_] = np.zeros(len(blocks), np.bool_)
         self.done: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._deadline_s = deadline_s
+        self._is_probe = is_probe
         self._body = wire.join_keys([keys[block] for block in blocks])
         self._answered = 0
         self._patience: asyncio.TimerHandle | None = None
@@ -115,6 +123,7 @@ class GroupMatch:
             body=self._body,
             count=len(self.blocks),
             deadline_s=self._deadline_s,
+            is_probe=self._is_probe,
         )
         if self._patience is not None:
             self._patience.cancel()

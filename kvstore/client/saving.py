@@ -72,6 +72,7 @@ async def save_blocks(
                 channels=channels,
                 code=router.code,
                 write_acks=router.map.code.write_acks,
+                recalls=context.recalls,
                 loop=context.loop,
             )
             return await save.run(context.remaining_s(end_at_s))
@@ -105,7 +106,9 @@ async def _unknown_runs(
     there, without being readable itself.
     """
     end_at_s = context.clock() + deadline_s
-    is_known = await present_blocks(context.router, keys, first_block, deadline_s, context.loop)
+    is_known = await present_blocks(
+        context.router, keys, first_block, deadline_s, context.loop, is_probe=True
+    )
     runs = split_into_batches(first_block, len(keys), batch_blocks=batch_blocks(block_bytes))
     unknown: list[tuple[int, int]] = []
     doubtful = 0

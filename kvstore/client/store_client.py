@@ -35,6 +35,7 @@ from .context import ClientContext
 from .fetching import fetch_blocks
 from .matching import match_blocks
 from .notes import NoteSender
+from .recall import Recalls
 from .results import ClientCounters, FetchResult, SaveResult
 from .router import Router
 from .saving import forget_blocks, save_blocks
@@ -71,6 +72,7 @@ class StoreClient:
             scratch=ScratchPool(),
             counters=ClientCounters(),
             notes=NoteSender(lambda: self._shared.router, loop),
+            recalls=Recalls(loop),
             loop=loop,
             clock=clock,
         )
@@ -93,6 +95,7 @@ class StoreClient:
         finally:
             try:
                 await client.finish_writes()
+                await client.end_background()
             finally:
                 client.close()
 
@@ -114,18 +117,30 @@ class StoreClient:
         return self._shared.counters
 
     async def finish_writes(self, *, deadline_s: float = 1.0) -> None:
-        """Waits until the nodes that were still busy when a save returned have answered too, and
-        until a node has this client's statistics."""
+        """Waits until the nodes that were still busy when a save returned have answered too, until
+        a node has this client's statistics, and until shards of blocks that too few nodes took have
+        been taken back, which is about two seconds after such a save."""
         with suppress(TimeoutError):
             async with asyncio.timeout(check_deadline(deadline_s)):
                 for router in (self._shared.router, *self._old_routers):
                     await router.wait_until_written()
                 await self._shared.notes.flush()
+                await self._shared.recalls.wait()
+
+    @property
+    def background_tasks(self) -> frozenset[asyncio.Task[None]]:
+        """Tasks that are no operation of a caller's."""
+        return self._shared.recalls.tasks
+
+    async def end_background(self) -> None:
+        """Gives up what still runs in the background; returns when nothing does."""
+        await self._shared.recalls.end()
 
     def close(self) -> None:
         """Closes all connections. Operations that run end with what they have."""
         self._is_closed = True
         self._shared.notes.close()
+        self._shared.recalls.close()
         for router in (self._shared.router, *self._old_routers):
             router.close()
 

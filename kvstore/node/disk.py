@@ -46,6 +46,9 @@ class Disk(Protocol):
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         """Reserve the space of the first `size_bytes`, so that writing there cannot hit ENOSPC."""
 
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """Cut the file to `size_bytes`."""
+
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
         """Fill `into`. FileEnds if the file ends before that."""
 
@@ -112,6 +115,9 @@ class OsDisk:
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, size_bytes)
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        os.ftruncate(descriptor, size_bytes)
 
     def read(self, descriptor: int, into: memoryview, offset: int) -> None:
         done = 0

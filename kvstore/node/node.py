@@ -83,9 +83,9 @@ def describe_node(node: Node) -> dict[str, Any]:
 
     node, cluster (hex), epoch, version, pid, uptime_s, sync, connections, memory_bytes and
     memory_limit_bytes (of the buffers), unix_s (the node's clock), the fields of NodeCounters,
-    policy_version, draining (0 or 1), requests_last_s (MATCH, READ, WRITE), latency (histograms of
-    some operations), what clients noted (`namespaces`, `client_latency`), and `targets`: a list
-    with what `Target.describe` says of each.
+    policy_version, policy_is_saved and draining (0 or 1), requests_last_s (MATCH, READ, WRITE),
+    latency (histograms of some operations), what clients noted (`namespaces`, `client_latency`),
+    and `targets`: a list with what `Target.describe` says of each.
     docs/formats/wire.md lists every name.
     """
     counters = node.counters
@@ -103,6 +103,7 @@ def describe_node(node: Node) -> dict[str, Any]:
         "memory_limit_bytes": node.pool.limit_bytes,
         **{name: getattr(counters, name) for name in counters.__slots__},
         "policy_version": node.policy.current.version,
+        "policy_is_saved": int(node.policy.is_saved),
         "draining": int(node.is_draining),
         "requests_last_s": node.requests.requests_last_s(node.clock.monotonic_s()),
         "latency": node.requests.describe(),

@@ -156,9 +156,10 @@ def _note(node: Node, request: Request) -> Operation:
 def _match(node: Node, target: Target, request: Request) -> Operation:
     keys = wire.split_keys(request.body, request.header.count)
     is_here = target.index.contains_each(keys)
-    target.statistics.match_keys += len(keys)
-    target.statistics.match_hits += int(np.count_nonzero(is_here))
-    target.misses.note(request.body, ~is_here)
+    if not request.header.is_probe:
+        target.statistics.match_keys += len(keys)
+        target.statistics.match_hits += int(np.count_nonzero(is_here))
+        target.misses.note(request.body, ~is_here)
     body = np.packbits(is_here, bitorder="little").tobytes()
     yield Send([answer(node, request, body=body, count=len(keys))])
 

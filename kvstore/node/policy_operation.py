@@ -24,25 +24,27 @@ def policy(node: Node, request: Request) -> Operation:
             yield from refuse(node, request, wire.Status.BAD_REQUEST, str(error))
             return
         if offered.is_newer_than(node.policy.current):
+            node.policy.take(offered)
+            log.info("policy taken node=%s version=%d", node.name, offered.version)
             if not (yield NeedTurn(node.policy.turn, request.due_s)):
                 yield from refuse(node, request, wire.Status.EXPIRED)
                 return
             try:
-                yield from _take(node, offered)
+                yield from _save(node)
             finally:
                 node.policy.turn.release()
     yield Send([answer(node, request, body=node.policy.current.to_json())])
 
 
-def _take(node: Node, offered: RetentionPolicy) -> Operation:
-    """Have a newer policy written down, and then follow it. Runs while the turn is held."""
-    if not offered.is_newer_than(node.policy.current):
+def _save(node: Node) -> Operation:
+    """Have the newest policy written down, or noted as still to be. Runs while the turn is held."""
+    store = node.policy
+    if store.is_saved:
         return
+    policy = store.current
     try:
-        yield Work(partial(node.policy.save, offered))
+        yield Work(partial(store.save, policy))
     except OSError as error:
-        # A full disk must not keep a policy from taking effect that would empty it. After a restart
-        # the node learns it anew from the others.
-        log.error("policy not written version=%d: %s", offered.version, error.strerror or error)
-    node.policy.current = offered
-    log.info("policy taken node=%s version=%d", node.name, offered.version)
+        store.note_failed(policy, error, node.clock.monotonic_s())
+    else:
+        store.note_saved(policy)

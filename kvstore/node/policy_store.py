@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -24,6 +23,8 @@ log = logging.getLogger(__name__)
 
 POLICY_NAME = "policy.json"
 FILE_BYTES_MAX = 2 * POLICY_BYTES_MAX
+RETRY_S = 5.0
+"""A policy that could not be written is tried again after so long."""
 
 
 class PolicyStore:
@@ -31,6 +32,9 @@ class PolicyStore:
 
     `folder` is that of the node's first target. A node without targets has none, keeps nothing, and
     is asked by nobody.
+
+    A policy takes effect before it is written: a disk that is full or hangs must not keep out one
+    that would empty it. Room for the next document is reserved while there is some.
     """
 
     def __init__(self, folder: Path | None, disk: Disk) -> None:
@@ -39,26 +43,78 @@ class PolicyStore:
         self.turn = Turn()
         """One file is written at a time, and the newest last."""
         self.current = self._load()
+        self._saved = self.current
+        self._retry_at_s = 0.0
+        self._has_failed = False
+        self._reserve()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a restart would find the policy of now."""
+        return self._saved is self.current
 
     def is_draining(self, node: str) -> bool:
         """Whether that node is to take no more shards."""
         return node in self.current.draining
+
+    def take(self, policy: RetentionPolicy) -> None:
+        """Follow `policy` from now on; it is still to be saved."""
+        self.current = policy
+
+    def is_save_due(self, now_s: float) -> bool:
+        """Whether the policy of now is still to be written, and it is time to try."""
+        return not self.is_saved and now_s >= self._retry_at_s
+
+    def note_saved(self, policy: RetentionPolicy) -> None:
+        """`save` of that policy has succeeded."""
+        self._saved = policy
+        self._retry_at_s = 0.0
+        if self._has_failed:
+            log.info("policy written version=%d, after it could not be", policy.version)
+        self._has_failed = False
+
+    def note_failed(self, policy: RetentionPolicy, error: OSError, now_s: float) -> None:
+        """`save` of that policy has failed; logged the first time."""
+        self._retry_at_s = now_s + RETRY_S
+        if not self._has_failed:
+            text = "policy not written version=%d, tried again every %g s: %s"
+            log.error(text, policy.version, RETRY_S, error.strerror or error)
+        self._has_failed = True
 
     def save(self, policy: RetentionPolicy) -> None:
         """Put `policy` into the file, whole or not at all; blocks. OSError if that fails."""
         assert self._path is not None, "who asks has greeted a target"
         content = memoryview(pack_policy_file(policy))
         temporary = self._path.with_suffix(".tmp")
-        with suppress(FileNotFoundError):
-            self._disk.remove(temporary)  # A crash may have left one.
-        descriptor = self._disk.create(temporary)
+        descriptor = self._open_or_create(temporary)
         try:
             self._disk.write(descriptor, [content], 0)
+            self._disk.truncate(descriptor, len(content))
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
         self._disk.rename(temporary, self._path)
         self._disk.sync_folder(self._path.parent)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Have the disk keep room for the next document, if it has any; blocks."""
+        if self._path is None:
+            return
+        try:
+            descriptor = self._open_or_create(self._path.with_suffix(".tmp"))
+            try:
+                self._disk.allocate(descriptor, FILE_BYTES_MAX)
+            finally:
+                self._disk.close(descriptor)
+        except OSError as error:
+            log.warning("no room kept for the next policy: %s", error.strerror or error)
+
+    def _open_or_create(self, path: Path) -> int:
+        try:
+            return self._disk.open(path)
+        except FileNotFoundError:
+            return self._disk.create(path)
 
     def _load(self) -> RetentionPolicy:
         """What the file says; the default if there is none, or if it is damaged."""

@@ -77,6 +77,7 @@ class Server:
         self._is_syncing = False
         self._is_looking = False
         self._is_noting_access = False
+        self._is_saving_policy = False
         now_s = node.clock.monotonic_s()
         self._check_due_s = now_s
         self._sync_due_s = now_s + self.settings.sync_interval_s
@@ -194,6 +195,7 @@ class Server:
         if now_s >= self._look_due_s:
             self._look_due_s = now_s + self.settings.look_interval_s
             self._look_after_folders()
+            self._save_policy(now_s)
         if now_s >= self._access_due_s:
             self._access_due_s = now_s + self.settings.access_times_interval_s
             self._note_access_times()
@@ -237,6 +239,26 @@ class Server:
         folders = [target.folder for target in targets]
         # In a thread: a file system that hangs must not hold up the loop.
         self._workers.submit(lambda: [folder.find_problem() for folder in folders], deliver)
+
+    def _save_policy(self, now_s: float) -> None:
+        """Have a thread write the policy that could not be written when it came."""
+        store = self.node.policy
+        if not store.is_save_due(now_s) or not store.turn.try_take():
+            return
+        self._is_saving_policy = True
+        policy = store.current
+
+        def deliver(completion: Completion) -> None:
+            self._is_saving_policy = False
+            if completion.error is None:
+                store.note_saved(policy)
+            elif isinstance(completion.error, OSError):
+                store.note_failed(policy, completion.error, self.node.clock.monotonic_s())
+            else:
+                raise completion.error
+            store.turn.release()
+
+        self._workers.submit(partial(store.save, policy), deliver)
 
     def _sync(self) -> None:
         if self._is_syncing:
@@ -351,7 +373,8 @@ class Server:
 
     def _is_busy(self) -> bool:
         """Whether a thread works for the node itself."""
-        return self._is_syncing or self._is_looking or self._is_noting_access
+        is_writing = self._is_syncing or self._is_noting_access or self._is_saving_policy
+        return is_writing or self._is_looking
 
     def _release(self) -> None:
         self._has_ended = True

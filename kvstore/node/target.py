@@ -108,6 +108,7 @@ class Target:
         """Locations of slots that are out of use until the process ends."""
         self._last_generation = 0
         self._ttl_classes: dict[bytes, int] = {}
+        self._has_unnumbered = False
 
     @cached_property
     def header_scratch(self) -> HeaderScratch:
@@ -323,12 +324,20 @@ class Target:
         columns.block_index[slots] = headers["block_index"]
         columns.ttl_class[slots] = ttl_class
 
+    def can_number_class(self, name: bytes) -> bool:
+        """Whether a TTL class has a number of its own, or would get one."""
+        return name in self._ttl_classes or len(self._ttl_classes) < TTL_CLASSES_MAX
+
     def _ttl_class_number(self, name: bytes) -> int:
         number = self._ttl_classes.get(name)
         if number is None:
             number = min(len(self._ttl_classes), TTL_CLASSES_MAX)
             if number < TTL_CLASSES_MAX:
                 self._ttl_classes[name] = number
+            elif not self._has_unnumbered:
+                self._has_unnumbered = True
+                text = "more than %d TTL classes target=%s: the further ones, as %r, are kept as %r"
+                log.warning(text, TTL_CLASSES_MAX, self.name, name.decode("latin-1"), OTHER_NAME)
         return number
 
     # Forgetting -----------------------------------------------------------------------------------

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from .. import wire
+from ..errors import InvalidArgument
 from ..layout import SHARDS_MAX
+from ..retention_rules import CHAT_CLASS, check_class
 from ..wire import WriteOutcome
 from .answers import Request, answer, refuse, refuse_unread
 from .buffers import Buffer
@@ -59,6 +61,7 @@ def write(node: Node, target: Target, request: Request) -> Operation:
     batch, items = _parse_write(request)
     keys: list[bytes] = items["key"].tolist()
     problem = find_write_problem(batch, keys, request.header.payload_bytes)
+    problem = problem or _find_class_problem(node, target, batch["ttl_class"])
     if problem is not None:
         yield from refuse_unread(node, request, wire.Status.BAD_REQUEST, problem)
         return
@@ -108,9 +111,24 @@ def find_write_problem(
         return f"payload of {payload_bytes} bytes for {len(keys)} shards of {shard_bytes}"
     if not 0 < block_bytes <= k * shard_bytes:
         return f"blocks of {block_bytes} bytes in {k} shards of {shard_bytes}"
-    if not batch["ttl_class"].isascii():
-        return "the TTL class is not ASCII"
+    try:
+        check_class(batch["ttl_class"].decode("latin-1"))
+    except InvalidArgument as error:
+        return str(error)
     return None
+
+
+def _find_class_problem(node: Node, target: Target, name: bytes) -> str | None:
+    """Why shards of a TTL class cannot be kept as the policy says, if that is so.
+
+    Classes that got no number share one, and the TTL of classes that the policy does not list.
+    """
+    if target.can_number_class(name):
+        return None
+    ttl_class = name.decode("latin-1")
+    if ttl_class == CHAT_CLASS or ttl_class not in node.policy.current.ttl_s:
+        return None
+    return f"TTL class {ttl_class!r} is listed in the policy, but the target has too many classes"
 
 
 def _parse_write(request: Request) -> tuple[dict[str, Any], NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.health import BACKOFF_FIRST_S, BACKOFF_MAX_S, Breaker, NodeHealth
+from kvstore.client.health import BACKOFF_FIRST_S, BACKOFF_MAX_S, FULL_S, Breaker, NodeHealth
 
 
 class ManualClock:
@@ -73,3 +73,21 @@ def test_an_old_slow_answer_fades_so_that_the_node_is_tried_again(
     assert health.delay_s == pytest.approx(0.1, rel=0.01)
     clock.now_s += 60.0
     assert health.delay_s < 0.001
+
+
+def test_a_node_that_had_no_room_is_full_for_a_while(
+    health: NodeHealth, clock: ManualClock
+) -> None:
+    assert not health.is_full
+    health.on_full()
+    clock.now_s += FULL_S * 0.99
+    assert health.is_full
+    assert health.is_available
+    clock.now_s += FULL_S * 0.02
+    assert not health.is_full
+
+
+def test_a_node_is_full_no_more_when_it_has_stored_shards(health: NodeHealth) -> None:
+    health.on_full()
+    health.on_stored()
+    assert not health.is_full

@@ -143,6 +143,7 @@ async def test_written_shard_keeps_the_last_use_it_was_given(
         payloads = [memoryview(shard_of(other, i, 0)) for i in range(2)]
         batch, items = np.zeros(1, wire.WRITE_BATCH), np.zeros(2, wire.WRITE_ITEM)
         batch["k"], batch["m"], batch["shard_bytes"] = 10, 2, SHARD_BYTES
+        batch["ttl_class"] = b"chat"
         batch["block_bytes"], batch["anchor"] = BLOCK_BYTES, np.void(other.keys[0])
         items["key"] = np.frombuffer(b"".join(other.keys), "V32")
         items["last_used_s"] = [1_000_000, 2_000_000]

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore import wire
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import FetchEnd, batch_fetch
+from kvstore.client import FetchEnd, batch_fetch, matching, saving
 from kvstore.client.inquiry import ask_node
 from kvstore.client.router import Lane
 from kvstore.client.store_client import StoreClient
@@ -240,9 +240,13 @@ async def test_a_whole_block_of_another_key_is_never_delivered(copies: LocalClus
 
 
 async def test_a_block_that_the_matched_nodes_lost_is_known_if_k_others_have_it(
-    cluster_path: str,
+    cluster_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two nodes that a match asks had lost one block of ten; the save once called it failed."""
+    # The first two nodes are asked and no third, however slow they are.
+    monkeypatch.setattr(matching, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(matching, "delay_class", lambda delay_s: 0)
+    monkeypatch.setattr(saving, "INQUIRY_DEADLINE_S", 10.0)
     blocks = RandomBlocks(10, block_bytes=12_345, seed=31, tenant="lost-by-two")
     async with StoreClient.connect(cluster_path) as store:
         await store.save(blocks.namespace, blocks.keys, blocks.sources)
@@ -258,6 +262,6 @@ async def test_a_block_that_the_matched_nodes_lost_is_known_if_k_others_have_it(
                 deadline_s=2.0,
                 loop=context.loop,
             )
-        assert await store.match(blocks.namespace, blocks.keys) == 5
-        again = await store.save(blocks.namespace, blocks.keys, blocks.sources)
+        assert await store.match(blocks.namespace, blocks.keys, deadline_s=10.0) == 5
+        again = await store.save(blocks.namespace, blocks.keys, blocks.sources, deadline_s=50.0)
         assert (again.known, again.stored, again.failed) == (10, 0, 0)

@@ -31,6 +31,7 @@ class FrameFields(TypedDict, total=False):
     status: int
     target: int
     is_last: bool
+    is_probe: bool
     payload_bytes: int
 
 

@@ -128,7 +128,7 @@ def test_unfinished_segment_is_removed_at_the_start(tmp_path: Path, rng: random.
     (tmp_path / "t" / "segment-000001.seg.tmp").write_bytes(b"half")
     driven.open()
     assert all(check_held(driven, shards))
-    assert not list((tmp_path / "t").glob("*.tmp"))
+    assert not list((tmp_path / "t").glob("segment-*.tmp"))
     driven.close()
 
 

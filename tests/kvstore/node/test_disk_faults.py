@@ -50,7 +50,7 @@ def test_write_says_full_when_there_is_no_room_for_a_segment(
         outcomes = driven.write(more)
         stored += [s for s, got in zip(more, outcomes, strict=True) if got == WriteOutcome.STORED]
     assert all(readable(driven, stored))
-    assert not list(driven.folder.glob("*.tmp"))
+    assert not list(driven.folder.glob("segment-*.tmp"))
     assert len(list(driven.folder.glob("*.seg"))) == len(driven.target.space.segments)
     assert driven.target.statistics.full_refusals == outcomes.count(WriteOutcome.FULL)
     assert driven.target.statistics.io_errors == 0
@@ -60,6 +60,7 @@ def test_full_disk_is_left_in_peace_for_a_while(
     driven: DrivenNode, disk: FaultyDisk, rng: random.Random
 ) -> None:
     disk.refuse["allocate"] = errno.ENOSPC
+    disk.calls.clear()
     for _ in range(10):
         assert driven.write(make_shards(rng, 1, SHARD_BYTES)) == [WriteOutcome.FULL]
     assert disk.calls.count("allocate") == 1
@@ -122,7 +123,7 @@ def test_small_disk_is_used_when_it_has_no_room_for_a_segment_of_the_usual_lengt
     # All of the disk is used but for less than the smallest segment that is tried.
     assert len(stored) * shard_bytes > 3 << 20
     assert all(driven.match(keys_of(stored)))
-    assert not list(driven.folder.glob("*.tmp"))
+    assert not list(driven.folder.glob("segment-*.tmp"))
     tried = disk.calls.count("allocate")
     assert driven.write(make_shards(rng, 1, shard_bytes)) == [WriteOutcome.FULL]
     assert disk.calls.count("allocate") == tried

@@ -241,7 +241,10 @@ def test_write_rejects_only_the_shards_that_do_not_fit_their_checksum(
         ({"shard_bytes": 0xFFFF_FFFF}, "payload of"),
         ({"block_bytes": 10 * SHARD_BYTES + 1}, "blocks of"),
         ({"block_bytes": 0}, "blocks of 0 bytes"),
-        ({"ttl_class": b"\xff"}, "not ASCII"),
+        ({"ttl_class": b"\xff"}, "TTL class: given"),
+        ({"ttl_class": b""}, "TTL class: given"),
+        ({"ttl_class": b"a\nb"}, "TTL class: given"),
+        ({"ttl_class": b"Chat"}, "1 to 16 of a-z, 0-9"),
     ],
 )
 def test_write_is_refused_when_its_batch_breaks_a_rule(

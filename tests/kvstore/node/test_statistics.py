@@ -107,11 +107,25 @@ def test_quarantined_shard_is_a_rejected_one_when_it_is_asked_for(
     assert driven.target_stat()["misses_by_reason"]["rejected"] == 1
 
 
+def test_match_of_a_save_is_counted_neither_as_hit_nor_as_miss(
+    driven: DrivenNode, rng: random.Random
+) -> None:
+    here, absent = make_shards(rng, 2, SHARD_BYTES)
+    driven.write([here])
+    body = here.key + absent.key
+    for is_probe, counted in ((True, 0), (False, 1)):
+        answer = driven.run(driven.begin(wire.Op.MATCH, body=body, count=2, is_probe=is_probe))
+        assert answer.body == b"\x01"
+        found = driven.target_stat()
+        assert found["misses_by_reason"]["never_stored"] == counted
+        assert (found["match_keys"], found["match_hits"]) == (2 * counted, counted)
+
+
 def test_stat_stays_short_when_there_are_very_many_classes(
     driven: DrivenNode, rng: random.Random
 ) -> None:
     for i in range(300):
-        name = f"\x01\x02\x03\x04\x05\x06\x07class{i:03}".encode()
+        name = f"a-long-class-{i:03}".encode()
         driven.write(make_shards(rng, 1 + (i == 200), 64), ttl_class=name)
     found = driven.target_stat()
     assert len(found["classes"]) == CLASSES_SHOWN_MAX + 1

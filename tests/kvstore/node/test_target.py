@@ -4,9 +4,12 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from kvstore.node.segment import ABSENT, LOCATION_BITS
 from kvstore.node.slot import SlotGeometry
+from kvstore.retention import DEFAULT_POLICY
+from kvstore.wire import Op, Status, WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.raw_client import keys_of, make_shards
 
@@ -63,6 +66,29 @@ def test_ttl_classes_keep_their_numbers_and_share_the_last(
         assert numbers == [min(i, 255) for i in range(300)]
         driven.close()
         driven.open()
+    driven.close()
+
+
+def test_class_of_the_policy_is_never_kept_under_the_ttl_of_another(
+    tmp_path: Path, rng: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When no number is left, only classes that the policy does not list share the last one."""
+    driven = DrivenNode(tmp_path / "t")
+    listed = DEFAULT_POLICY.with_ttl(
+        "brief", 60, who="a test", why="", at_s=1, is_new=True
+    ).to_json()
+    for i in range(255):
+        driven.write(make_shards(rng, 1, 50), ttl_class=f"class-{i}".encode())
+    assert not caplog.records
+    assert driven.ask(Op.POLICY, listed, len(listed)).status is Status.OK
+    shards = make_shards(rng, 1, 50)
+    answer = driven.ask_write(shards, ttl_class=b"brief")
+    assert answer.status is Status.BAD_REQUEST
+    assert b"brief" in answer.body
+    for name in (b"chat", b"class-7", b"not-listed", b"not-listed-too"):
+        assert driven.write(make_shards(rng, 1, 50), ttl_class=name) == [WriteOutcome.STORED]
+    told = [record for record in caplog.records if "TTL classes" in record.getMessage()]
+    assert len(told) == 1
     driven.close()
 
 
