@@ -15,6 +15,9 @@ EXIT_CODES = """exit codes:
   5  another gc_worker looks after one of the node's targets, or a folder cannot be used
 """
 
+CONTROL_OF_MAP = "map"
+"""In place of an address: the one that the cluster map has for the node."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerArguments:
@@ -25,7 +28,7 @@ class WorkerArguments:
     node: str
     """The name in the map of the node to look after."""
     control: str | None = None
-    """host:port of the control API; None: none is served."""
+    """host:port of the control API, or CONTROL_OF_MAP; None: none is served."""
     control_fd: int | None = None
     """An inherited listening socket in place of one on `control`."""
     is_control_remote: bool = False
@@ -58,7 +61,11 @@ def parse_arguments(words: Sequence[str]) -> WorkerArguments:
         metavar="NAME",
         help="the name in the map of the node to look after",
     )
-    add("--control", metavar="HOST:PORT", help="serve the control API there; needs --token-file")
+    add(
+        "--control",
+        metavar="HOST:PORT",
+        help="serve the control API there, or where the map says (`map`); needs --token-file",
+    )
     add("--control-fd", type=int, metavar="FD", help="the same on an inherited listening socket")
     add(
         "--control-remote",

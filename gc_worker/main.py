@@ -33,7 +33,7 @@ from kvstore.node.clock import SystemClock
 from kvstore.node.event_log import set_up_logging
 
 from . import drain, policy_sync, redundancy_pass, scrub, watch
-from .arguments import WorkerArguments, parse_arguments
+from .arguments import CONTROL_OF_MAP, WorkerArguments, parse_arguments
 from .batch_eviction import StepHook, no_hook
 from .cluster_link import ClusterLink
 from .context import WorkerContext
@@ -85,7 +85,7 @@ async def _run(arguments: WorkerArguments, on_step: StepHook) -> None:
         _check_node(context)
         folders = [context.folder(target) for target in context.own_targets()]
         stack.enter_context(locked_folders(folders, os.getpid()))
-        listener = _listen(arguments)
+        listener = _listen(arguments, context)
         await _serve(context, listener, token, on_step)
 
 
@@ -96,15 +96,20 @@ def _check_node(context: WorkerContext) -> None:
         raise InvalidArgument("--node", given=context.node, expected=f"one of the map's: {listed}")
 
 
-def _listen(arguments: WorkerArguments) -> socket.socket | None:
+def _listen(arguments: WorkerArguments, context: WorkerContext) -> socket.socket | None:
     """The socket of the control API, None if there is to be none."""
     if arguments.control_fd is not None:
         return adopt_control_listener(arguments.control_fd)
-    if arguments.control is None:
+    address = arguments.control
+    if address is None:
         return None
-    host, port = check_control_address(
-        arguments.control, is_remote_allowed=arguments.is_control_remote
-    )
+    if address == CONTROL_OF_MAP:
+        known = context.link.map.node_by_name[context.node].control
+        if known is None:
+            expected = f"a `control` address of node {context.node!r} in the cluster map"
+            raise InvalidArgument("--control", given=repr(CONTROL_OF_MAP), expected=expected)
+        address = known
+    host, port = check_control_address(address, is_remote_allowed=arguments.is_control_remote)
     return listen_for_control(host, port)
 
 

@@ -59,6 +59,8 @@ class Rebuild:
         self.payload_xxh3: NDArray[np.uint64] = np.zeros((n, width), np.uint64)
         self.is_good: NDArray[np.bool_] = np.zeros(n, np.bool_)
         self.bytes_read = 0
+        self.has_answered: NDArray[np.bool_] = np.zeros((n, width), np.bool_)
+        """bool (n, k + m): its holder answered, whatever it sent."""
         self.has_arrived: NDArray[np.bool_] = np.zeros((n, width), np.bool_)
         """bool (n, k + m): a shard of the right version that fits its own checksum."""
         self.is_damaged: NDArray[np.bool_] = np.zeros((n, width), np.bool_)
@@ -104,6 +106,7 @@ class Rebuild:
             )
         except NodeError:
             return  # the next holder is asked instead; the channel has logged it
+        self.has_answered[rows, shard] = True
         versions = np.array([self._job.versions[row] for row in wanted], np.uint64)
         is_here = answers.records["status"] == 1
         self.is_damaged[rows, shard] = is_here & ~answers.is_good

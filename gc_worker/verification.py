@@ -30,6 +30,8 @@ from .survey import Survey, Surveyor
 
 SAMPLE_MAX = 100_000
 PROBLEMS_LISTED_MAX = 100
+KEY_BYTES_TOLD = 8
+"""Of each verified key: enough to tell blocks apart, and of a whole sample less than 2 MB."""
 READ_DEADLINE_S = 5.0
 SURVEY_BLOCKS = 256
 
@@ -57,6 +59,8 @@ class VerifyReport:
     shards: Counter[str] = field(default_factory=Counter)
     problems: list[dict[str, Any]] = field(default_factory=list)
     """The first PROBLEMS_LISTED_MAX: key, shard, node, what."""
+    keys: list[str] = field(default_factory=list)
+    """How the keys of the verified blocks begin, in hex; several nodes may draw the same block."""
     is_complete: bool = True
     """False if time ran out before the whole sample was read."""
     duration_s: float = 0.0
@@ -186,6 +190,10 @@ async def _verify_block(
         context.link.loop,
     )
     await rebuild.read(np.flatnonzero(is_holder).tolist(), READ_DEADLINE_S)
+    # A bad sector of another shard may have ended the connection on which these were to come.
+    unheard = np.flatnonzero(is_holder & ~rebuild.has_answered[0]).tolist()
+    if unheard:
+        await rebuild.read(unheard, READ_DEADLINE_S)
     received = rebuild.area[0].copy()
     rebuild.solve()
     rebuild.encode()
@@ -194,6 +202,7 @@ async def _verify_block(
     report.good += bool(rebuild.is_good[0])
     report.whole += states.count(GOOD) == len(states)
     report.bytes += rebuild.bytes_read
+    report.keys.append(header["key"].tobytes()[:KEY_BYTES_TOLD].hex())
     report.shards.update(states)
     targets = [cluster_map.target_by_name[name] for name in names]
     _list_problems(report, header["key"].tobytes(), targets, states)
@@ -232,8 +241,11 @@ def judge_shards(
             state = OTHER_VERSION if sightings.versions[0, shard] else ABSENT
         elif rebuild.is_damaged[0, shard]:
             state = DAMAGED
-        elif not rebuild.has_arrived[0, shard]:
+        elif not rebuild.has_answered[0, shard]:
             state = SILENT
+        elif not rebuild.has_arrived[0, shard]:
+            # It had the shard a moment ago: taken out of use since, or evicted, or replaced.
+            state = ABSENT
         elif rebuild.is_good[0] and np.array_equal(received[shard], rebuild.area[0, shard]):
             state = GOOD
         else:

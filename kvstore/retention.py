@@ -147,7 +147,7 @@ class RetentionPolicy:
     def with_ttl(
         self, ttl_class: str, ttl_s: int, *, who: str, why: str, at_s: int, is_new: bool = False
     ) -> RetentionPolicy:
-        """The next version, with another TTL for a class.
+        """The next version, with another TTL for a class; this one if it has that already.
 
         A class that is not listed is refused unless `is_new` says that it is meant: a typing
         mistake would otherwise make a class that no block has.
@@ -156,10 +156,13 @@ class RetentionPolicy:
         if ttl_class not in self.ttl_s and not is_new:
             raise InvalidArgument(
                 "TTL class",
-                given=ttl_class,
-                expected=f"one of {', '.join(sorted(self.ttl_s))}, or say that the class is new",
+                given=shown(ttl_class),
+                expected=f"one of {', '.join(sorted(self.ttl_s))}, or say that the class is new"
+                " (`--new`, in JSON `is_new`)",
             )
         changed = {**self.ttl_s, ttl_class: check_ttl(ttl_class, ttl_s)}
+        if changed == self.ttl_s:
+            return self
         entry = self._entry(
             f"ttl_s.{ttl_class}", self.ttl_s.get(ttl_class), ttl_s, who=who, why=why, at_s=at_s
         )
@@ -168,28 +171,41 @@ class RetentionPolicy:
     def with_watermarks(
         self, *, high: float, low: float, who: str, why: str, at_s: int
     ) -> RetentionPolicy:
-        """The next version, with other watermarks."""
+        """The next version, with other watermarks; this one if it has these already."""
         marks = Watermarks(high=high, low=low)
+        if marks == self.watermarks:
+            return self
         before, after = self.watermarks.to_values(), marks.to_values()
         entry = self._entry("watermarks", before, after, who=who, why=why, at_s=at_s)
         return replace(self, watermarks=marks)._next(entry)
 
     def with_setting(
-        self, name: str, value: SettingValue, *, who: str, why: str, at_s: int
+        self, name: str, value: SettingValue | None, *, who: str, why: str, at_s: int
     ) -> RetentionPolicy:
-        """The next version, with another value of a hot setting."""
-        checked = check_setting(name, value)
-        before = self.settings.get(name)
+        """The next version, with another value of a hot setting; this one if that is in force.
+
+        None brings the default back, and follows it if a later release has another.
+        """
+        now, before = self.setting(name), self.settings.get(name)
+        checked = None if value is None else check_setting(name, value)
+        if checked == (before if value is None else now):
+            return self
         entry = self._entry(f"settings.{name}", before, checked, who=who, why=why, at_s=at_s)
-        changed = MappingProxyType({**self.settings, name: checked})
-        return replace(self, settings=changed)._next(entry)
+        rest = {other: kept for other, kept in self.settings.items() if other != name}
+        changed = rest if checked is None else {**rest, name: checked}
+        return replace(self, settings=MappingProxyType(changed))._next(entry)
 
     def with_draining(
         self, node: str, is_draining: bool, *, who: str, why: str, at_s: int
     ) -> RetentionPolicy:
-        """The next version, in which `node` takes no more writes, or takes them again."""
+        """The next version, in which `node` takes no more writes, or takes them again.
+
+        This one if that is so already.
+        """
         check_node(node)
         was = node in self.draining
+        if was == is_draining:
+            return self
         changed = self.draining | {node} if is_draining else self.draining - {node}
         check_draining_count(len(changed))
         entry = self._entry(f"draining.{node}", was, is_draining, who=who, why=why, at_s=at_s)
@@ -211,9 +227,7 @@ class RetentionPolicy:
             raise InvalidArgument(
                 "undo", given="a log without a change to take back", expected="a change in the log"
             )
-        entry = self._entry(
-            found.what, found.after, found.before, who=who, why=why, at_s=at_s, is_undo=True
-        )
+        entry = self._entry(found.what, found.after, found.before, who=who, why=why, at_s=at_s)
         restored = replace(self, **self._restored(found))
         policy = restored._next(replace(entry, undoes=found.version))
         # The values come out of a log that another node may have written.
@@ -240,10 +254,7 @@ class RetentionPolicy:
         who: str,
         why: str,
         at_s: int,
-        is_undo: bool = False,
     ) -> LogEntry:
-        if before == after and type(before) is type(after) and not is_undo:
-            raise InvalidArgument(what, given=shown(after), expected="another value than now")
         if self.version >= VERSION_MAX:
             raise InvalidArgument(
                 "policy version", given=self.version, expected=f"less than {VERSION_MAX}"

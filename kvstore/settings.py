@@ -48,7 +48,18 @@ class Setting:
         """What a value must be, in words."""
         if self.is_switch:
             return "true or false"
-        return f"a whole number of {self.unit} from {self.low} to {self.high}"
+        limits = f"a whole number of {self.unit} from {self.low} to {self.high}"
+        if self.unit.startswith("bytes"):
+            return f"{limits} ({_size(self.low)} to {_size(self.high)})"
+        return limits
+
+
+def _size(size_bytes: int) -> str:
+    """A limit with the largest unit of which it is a whole number."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes and size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift} {unit}"
+    return f"{size_bytes} B"
 
 
 _MIB = 1 << 20

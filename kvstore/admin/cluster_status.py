@@ -5,18 +5,20 @@ The names here are those of the JSON output; they stay as they are, more may be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..client import NodeReport
 from ..cluster.entities import ClusterMap
 from .quantities import count_of, format_size
-from .worker_status import WorkersStatus
+from .worker_status import TargetUsage, WorkersStatus
 
 NAME_CHARACTERS_MAX = 64
 FIGURE_MAX = 2**63 - 1
 """Counts, bytes and seconds are whole or real numbers from 0 to this; others are not believed."""
+LOST_FIGURES = ("blocks", "used_bytes", "capacity_bytes", "slots_used", "slots_total")
+"""What a target no longer has whose folder is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,11 @@ class ClassHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStatus:
-    """One target of a node that answered. Figures are None where the node does not give them."""
+    """One target of a node that answered. Figures are None where the node does not give them.
+
+    A target that is lost holds nothing that could be read, whatever the node remembers of it: its
+    figures are 0 then, and its classes none.
+    """
 
     target: str
     blocks: int | None
@@ -45,12 +51,19 @@ class TargetStatus:
     """Its folder was removed or replaced: it stores nothing until that is back."""
     classes: Mapping[str, ClassHeld] = field(default_factory=dict)
     """What it holds of each TTL class."""
+    usage: TargetUsage | None = None
+    """How full its worker says that it is: that knows limits which a node cannot see."""
 
     @property
     def fill_ratio(self) -> float | None:
-        """Share in use: of its slots where it says so, of its bytes otherwise."""
-        if self.slots_total and self.slots_used is not None:
-            return self.slots_used / self.slots_total
+        """Share in use: what its worker acts on where that is known, else of its bytes.
+
+        Never of its slots: they have several sizes.
+        """
+        if self.is_lost:
+            return None
+        if self.usage is not None:
+            return self.usage.fraction
         if self.capacity_bytes and self.used_bytes is not None:
             return self.used_bytes / self.capacity_bytes
         return None
@@ -89,6 +102,21 @@ class NodeStatus:
         ratios = [one.fill_ratio for one in self.targets if one.fill_ratio is not None]
         return max(ratios) if ratios else None
 
+    @property
+    def lost_targets(self) -> list[str]:
+        """Targets of which it says that their folder is gone."""
+        return [one.target for one in self.targets if one.is_lost]
+
+    @property
+    def state(self) -> str:
+        """One or two words for a table."""
+        lost = len(self.lost_targets)
+        if not self.is_alive:
+            return "down"
+        if lost:
+            return "lost" if lost == len(self.targets) else f"{lost} of {len(self.targets)} lost"
+        return "draining" if self.is_draining else "alive"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
@@ -101,11 +129,25 @@ class ClusterStatus:
     nodes: tuple[NodeStatus, ...]
     spare_nodes: int
     """How many more nodes may fail before the first block is unreadable; negative: how many must
-    come back until all blocks are readable. For blocks whose k + m shards were all written."""
+    come back until all blocks are readable. For blocks whose k + m shards were all written. A
+    target that is lost counts as one on a node that is down."""
 
     @property
     def nodes_alive(self) -> int:
         return sum(node.is_alive for node in self.nodes)
+
+    @property
+    def lost_targets(self) -> list[str]:
+        return [target for node in self.nodes for target in node.lost_targets]
+
+    def with_usage(self, workers: WorkersStatus) -> ClusterStatus:
+        """The same, with how full the workers say that their targets are."""
+        nodes = []
+        for node in self.nodes:
+            said = workers.usage_of(node.node)
+            targets = tuple(replace(one, usage=said.get(one.target)) for one in node.targets)
+            nodes.append(replace(node, targets=targets))
+        return replace(self, nodes=tuple(nodes))
 
     @property
     def classes(self) -> dict[str, ClassHeld]:
@@ -123,19 +165,28 @@ def describe_cluster(cluster_map: ClusterMap, reports: Sequence[NodeReport]) -> 
         k=cluster_map.code.k,
         m=cluster_map.code.m,
         nodes=nodes,
-        spare_nodes=count_spare_nodes(cluster_map, alive),
+        spare_nodes=count_spare_nodes(
+            cluster_map, alive, [target for node in nodes for target in node.lost_targets]
+        ),
     )
 
 
-def count_spare_nodes(cluster_map: ClusterMap, alive: set[str]) -> int:
-    """The smallest surplus of any group: targets on nodes that are alive, beyond the k needed.
+def count_spare_nodes(
+    cluster_map: ClusterMap, alive: set[str], lost_targets: Collection[str] = ()
+) -> int:
+    """The smallest surplus of any group: targets that are there, beyond the k needed.
+
+    Those are there whose node is alive and that are not lost.
 
     The targets of a group lie on different nodes, so each failing node costs it one at most, and
     the worst choice of nodes hits the group that has the fewest to spare.
     """
     return (
         min(
-            sum(cluster_map.node_of(target).name in alive for target in group.targets)
+            sum(
+                cluster_map.node_of(target).name in alive and target not in lost_targets
+                for target in group.targets
+            )
             for group in cluster_map.groups
         )
         - cluster_map.code.k
@@ -153,21 +204,23 @@ def describe_node(report: NodeReport) -> NodeStatus:
     try:
         if not isinstance(targets, list) or not all(isinstance(one, dict) for one in targets):
             raise _StrangeFigure
+        described = tuple(_describe_target(one) for one in targets)
+        there = [one for one in targets if not one.get("is_lost")]
         return NodeStatus(
             node=report.node,
             address=report.address,
             is_alive=True,
             pid=_integer(said, "pid"),
             uptime_s=_seconds(said, "uptime_s"),
-            blocks=_sum(targets, "blocks"),
-            used_bytes=_sum(targets, "used_bytes"),
-            capacity_bytes=_sum(targets, "capacity_bytes"),
+            blocks=_sum(there, "blocks"),
+            used_bytes=_sum(there, "used_bytes"),
+            capacity_bytes=_sum(there, "capacity_bytes"),
             reads=_sum(targets, "reads"),
             shards_read=_sum(targets, "shards_read"),
             rejected_shards=_sum(targets, "rejected_shards"),
             policy_version=_integer(said, "policy_version"),
             is_draining=bool(said.get("draining")),
-            targets=tuple(_describe_target(one) for one in targets),
+            targets=described,
         )
     except _StrangeFigure:
         # Also what a later version may do: it must not look like a dead node without a reason.
@@ -176,6 +229,8 @@ def describe_node(report: NodeReport) -> NodeStatus:
 
 
 def _describe_target(said: Mapping[str, Any]) -> TargetStatus:
+    if said.get("is_lost"):
+        said = {"name": said.get("name", ""), "is_lost": True} | dict.fromkeys(LOST_FIGURES, 0)
     return TargetStatus(
         target=str(said.get("name", ""))[:NAME_CHARACTERS_MAX],
         blocks=_integer(said, "blocks"),
@@ -244,7 +299,10 @@ def _sum(targets: Sequence[Mapping[str, Any]], name: str) -> int | None:
 def summarise(status: ClusterStatus) -> str:
     """One line: who is alive, and what that means for the blocks."""
     total = len(status.nodes)
-    who = f"{status.nodes_alive} of {count_of(total, 'node')} alive, code {status.k}+{status.m}: "
+    lost = len(status.lost_targets)
+    who = f"{status.nodes_alive} of {count_of(total, 'node')} alive"
+    who += f", {count_of(lost, 'target')} lost" if lost else ""
+    who += f", code {status.k}+{status.m}: "
     spare = status.spare_nodes
     if spare > 0:
         return f"{who}{spare} more may fail before blocks are unreadable"
@@ -279,7 +337,12 @@ def describe_classes(status: ClusterStatus) -> str:
 def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]:
     """The JSON object of `cachalot status --json`; bytes and seconds as the names say."""
     nodes = [
-        _render_node(node) | {"worker": workers.state_of(node.node).value} for node in status.nodes
+        _render_node(node)
+        | {
+            "worker": workers.state_of(node.node).value,
+            "count_age_s": workers.count_age_s(node.node),
+        }
+        for node in status.nodes
     ]
     return {
         "cluster": status.cluster,
@@ -288,6 +351,7 @@ def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]
         "nodes_total": len(status.nodes),
         "nodes_alive": status.nodes_alive,
         "spare_nodes": status.spare_nodes,
+        "targets_lost": status.lost_targets,
         "summary": summarise(status),
         "classes": {name: asdict(held) for name, held in status.classes.items()},
         "redundancy": workers.redundancy.render_json(),
@@ -298,7 +362,12 @@ def render_json(status: ClusterStatus, workers: WorkersStatus) -> dict[str, Any]
 
 def _render_node(node: NodeStatus) -> dict[str, Any]:
     values = asdict(node) | {"fill_ratio": node.fill_ratio}
-    values["targets"] = [
-        asdict(target) | {"fill_ratio": target.fill_ratio} for target in node.targets
-    ]
+    values["targets"] = [_render_target(target) for target in node.targets]
     return values
+
+
+def _render_target(target: TargetStatus) -> dict[str, Any]:
+    values = asdict(target)
+    usage = values.pop("usage")
+    decided_by = None if usage is None else usage["decided_by"]
+    return values | {"fill_ratio": target.fill_ratio, "decided_by": decided_by}

@@ -81,7 +81,8 @@ def _describe_refusal(node: str, status: int, answer: Answer) -> str:
     if status == 409:
         return error
     if expected is None:
-        return f"node {node}: {error}"
+        # A worker that speaks of a node, perhaps of its own, has named it.
+        return error if error.startswith("node ") else f"node {node}: {error}"
     return f"{error}: given {given}, expected {expected}"
 
 
@@ -159,6 +160,8 @@ class ControlPlane:
         is_sent = False
         connection: http.client.HTTPConnection | None = None
         try:
+            if self._is_aborted:
+                raise ConnectionAbortedError(errno.ECONNABORTED, "given up")
             connection = http.client.HTTPConnection(
                 endpoint.host, endpoint.port, timeout=min(CONNECT_DEADLINE_S, deadline_s)
             )

@@ -1,5 +1,6 @@
 """`cachalot down`: ends the nodes that `cachalot up` started, and nothing else."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,10 @@ def down(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
     ] = False,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME"),
+    ] = None,
     wait_s: Annotated[
         float,
         typer.Option(
@@ -40,39 +45,57 @@ def down(
     ] = 20.0,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Stop the nodes of a local cluster.
+    """Stop the nodes of a local cluster, or one of them.
 
     What they stored stays for the next `up`, except with --wipe. May be run again.
     """
     place = LocalFolder(folder)
     workers_place = place.of(GC_WORKER)
     is_recorded = place.recorded_nodes() or workers_place.recorded_nodes()
+    if node is not None:
+        _check_node(place, node, is_wipe=wipe)
     if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
     with place.locked():
         deadlines = StopDeadlines(term_s=wait_s)
         # Workers first, so that none complains about nodes that are meant to go.
-        workers = _stop(workers_place, deadlines, dry_run=dry_run)
-        stopped = _stop(place, deadlines, dry_run=dry_run)
+        workers = _stop(workers_place, deadlines, node, dry_run=dry_run)
+        stopped = _stop(place, deadlines, node, dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
         write_json(render_json(stopped, plan, workers=workers, dry_run=dry_run))
     else:
         lines = render_lines(stopped, plan, workers=workers, dry_run=dry_run)
         write_result("\n".join(lines))
-        if not wipe and place.cluster_path.exists():
+        if node is not None:
+            write_remark(f"`cachalot up --dir {place.path}` starts {node} again")
+        elif not wipe and place.cluster_path.exists():
             write_remark(
                 f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
                 f" {place.path} --wipe` removes it (--dry-run shows what)"
             )
 
 
-def _stop(place: LocalFolder, deadlines: StopDeadlines, *, dry_run: bool) -> list[dict[str, Any]]:
-    """What became, or would become, of each recorded process of the folder's program."""
+def _check_node(place: LocalFolder, node: str, *, is_wipe: bool) -> None:
+    from ..cluster.map import load_cluster_map
+    from .control.changes import check_node_is_known
+
+    if is_wipe:
+        raise InvalidArgument("--wipe", given="--node too", expected="one of them")
+    check_node_is_known(load_cluster_map(place.cluster_path), node)
+
+
+def _stop(
+    place: LocalFolder, deadlines: StopDeadlines, node: str | None, *, dry_run: bool
+) -> list[dict[str, Any]]:
+    """What became, or would become, of the recorded processes of the folder's program.
+
+    `node`: of all of them, only the one beside it counts.
+    """
+    names = [name for name in place.recorded_nodes() if node in (None, name)]
     if dry_run:
-        return plan_stop(place)
-    names = place.recorded_nodes()
+        return plan_stop(place, names)
     return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
@@ -84,10 +107,10 @@ def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool)
         write_result(f"nothing to stop in {place.path}: there is no cluster")
 
 
-def plan_stop(place: LocalFolder) -> list[dict[str, Any]]:
-    """What a run without --dry-run would do to each recorded process."""
+def plan_stop(place: LocalFolder, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What a run without --dry-run would do to the recorded processes of these nodes."""
     found: list[dict[str, Any]] = []
-    for node in place.recorded_nodes():
+    for node in names:
         process = find_process(place, node)
         if process is None:
             found.append({"node": node, "pid": None, "outcome": "not running"})

@@ -104,7 +104,7 @@ def make_table(
     for name in header:
         table.add_column(name, justify="left" if name in left_columns else "right", no_wrap=True)
     for row in rows:
-        style = "red" if "down" in row else ""
+        style = "red" if any(cell == "down" or cell.endswith("lost") for cell in row) else ""
         # Text, not markup: a name in square brackets is a name.
         table.add_row(*(Text(cell) for cell in row), style=style)
     return table

@@ -100,6 +100,8 @@ class PolicyChange:
     policy: RetentionPolicy
     nodes: tuple[str, ...] = ()
     missing: Mapping[str, str] | None = None
+    is_changed: bool = True
+    """False: it was so already. Then the newest change in the document is another one."""
 
     @property
     def entry(self) -> LogEntry:
@@ -130,13 +132,15 @@ def _parse_change(answer: Answer) -> PolicyChange:
             f"the control API's answer is not understood ({error}); is it of another version?"
             f" {LOOK_AT_LOG}"
         ) from error
-    if not policy.log:
+    is_changed = answer.get("is_changed") is not False
+    if is_changed and not policy.log:
         raise ChangeNotUnderstood(f"the control API's answer shows no change; {LOOK_AT_LOG}")
     nodes, missing = answer.get("nodes"), answer.get("missing")
     return PolicyChange(
         policy=policy,
         nodes=tuple(str(node) for node in nodes) if isinstance(nodes, list) else (),
         missing=missing if isinstance(missing, dict) else {},
+        is_changed=is_changed,
     )
 
 
@@ -144,13 +148,18 @@ def try_change(cluster: Path, wait_s: float, change: Changer) -> PolicyChange:
     """What a change would make of the newest document. Raises InvalidArgument, NodesDown."""
     from .policy_reader import read_cluster_policy
 
-    return PolicyChange(policy=change(read_cluster_policy(cluster, wait_s).newest))
+    newest = read_cluster_policy(cluster, wait_s).newest
+    made = change(newest)
+    return PolicyChange(policy=made, is_changed=made != newest)
 
 
 def report_change(change: PolicyChange, *, is_json: bool, is_dry_run: bool) -> None:
     """Say what was changed, from which value to which, and who has it."""
     if is_json:
         write_json(render_change(change, is_dry_run=is_dry_run))
+        return
+    if not change.is_changed:
+        write_result(f"unchanged: it is so already; policy version {change.policy.version}")
         return
     line = describe_entry(change.entry)
     if is_dry_run:
@@ -165,9 +174,11 @@ def report_change(change: PolicyChange, *, is_json: bool, is_dry_run: bool) -> N
 
 def render_change(change: PolicyChange, *, is_dry_run: bool) -> dict[str, Any]:
     """The JSON object of a command that changes the policy."""
+    changed = change.entry.to_values() if change.is_changed else {"version": change.policy.version}
     return {
         "is_dry_run": is_dry_run,
-        **change.entry.to_values(),
+        "is_changed": change.is_changed,
+        **changed,
         "nodes": list(change.nodes),
         "missing": dict(change.missing or {}),
     }

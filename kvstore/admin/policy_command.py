@@ -21,8 +21,8 @@ from .output import write_json, write_result, write_table
 if TYPE_CHECKING:
     from ..retention import LogEntry
 
-COLUMNS = ("version", "when", "who", "change", "why")
-LEFT_COLUMNS = frozenset({"when", "who", "change", "why"})
+COLUMNS = ("version", "when (UTC)", "who", "change", "why")
+LEFT_COLUMNS = frozenset({"when (UTC)", "who", "change", "why"})
 
 app = make_group("Who changed what, when and why; and undo.")
 
@@ -57,7 +57,7 @@ def _render_row(entry: "LogEntry") -> list[str]:
     undoes = f" (undoes version {entry.undoes})" if entry.undoes is not None else ""
     return [
         str(entry.version),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s)),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.at_s)),
         entry.who,
         describe_entry(entry) + undoes,
         entry.why or "-",

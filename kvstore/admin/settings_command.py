@@ -19,6 +19,7 @@ from .output import write_json, write_result, write_table
 
 if TYPE_CHECKING:
     from ..cluster.entities import ClusterMap
+    from ..settings import Setting
     from .policy_reader import ClusterPolicy
 
 COLUMNS = ("setting", "heat", "unit", "default", "current", "what it is for")
@@ -105,7 +106,9 @@ def _render_cold(name: str, values: list[Any]) -> str:
 @app.command("set")
 def set_setting(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A hot setting.")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="A number, 64MiB, 30s, on or off.")],
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="A number, 64MiB, 30s, on or off; or default.")
+    ],
     cluster: ClusterOption,
     why: WhyOption = "",
     who: WhoOption = None,
@@ -115,7 +118,10 @@ def set_setting(
     wait_s: WaitOption = 2.0,
     is_json: JsonOption = False,
 ) -> None:
-    """Change a hot setting on all nodes, within 5 s."""
+    """Change a hot setting on all nodes, within 5 s.
+
+    The word default in place of a value brings the default back.
+    """
     from .policy_change import ChangeOptions, change_policy
 
     parsed = parse_setting(name, value)
@@ -137,26 +143,40 @@ def set_setting(
     )
 
 
-def parse_setting(name: str, text: str) -> int | bool:
-    """The value that a text means for a hot setting, in the setting's own unit.
+def parse_setting(name: str, text: str) -> int | bool | None:
+    """The value that a text means for a hot setting, in the setting's own unit; None: its default.
 
     Raises InvalidArgument, for an unknown name or a cold setting with the reason.
     """
     from ..errors import InvalidArgument
     from ..settings import check_setting, hot_setting
-    from .quantities import parse_duration_s, parse_size_bytes
 
     setting = hot_setting(name)
+    if text.strip().lower() == "default":
+        return None
+    value = _parse_value(setting, text)
+    try:
+        return check_setting(name, value)
+    except InvalidArgument as error:
+        # In the words that were given, and not in the setting's unit.
+        raise InvalidArgument(name, given=repr(text), expected=error.expected) from None
+
+
+def _parse_value(setting: "Setting", text: str) -> int | bool:
+    from ..errors import InvalidArgument
+    from .quantities import parse_duration_s, parse_size_bytes
+
+    name = setting.name
     words = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
     plain = text.strip().lower().replace("_", "").replace(",", "")
     if setting.is_switch:
         if plain not in words:
             raise InvalidArgument(name, given=repr(text), expected="on or off")
-        return check_setting(name, words[plain])
+        return words[plain]
     if plain.isascii() and plain.isdecimal():
-        return check_setting(name, int(plain[:20]))
+        return int(plain[:20])
     if setting.unit == "bytes a second":
-        return check_setting(name, parse_size_bytes(name, text.strip().removesuffix("/s")))
+        return parse_size_bytes(name, text.strip().removesuffix("/s"))
     if setting.unit == "seconds":
-        return check_setting(name, parse_duration_s(name, text))
+        return parse_duration_s(name, text)
     raise InvalidArgument(name, given=repr(text), expected=setting.rule)

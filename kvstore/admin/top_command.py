@@ -1,17 +1,27 @@
 """`cachalot top`: what the nodes of a cluster do right now, again and again."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .control_options import ClusterOption, JsonOption, TokenFileOption
+from .control_options import ClusterOption, ControlOption, JsonOption, TokenFileOption
 from .output import is_terminal, write_json, write_result, write_table
 
 if TYPE_CHECKING:
     from ..client import StoreClient
     from .top_view import Look, TopFrame
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The cluster, and how its workers are reached."""
+
+    path: Path
+    token_file: Path | None
+    control: str | None
 
 
 def top(
@@ -24,6 +34,7 @@ def top(
         int | None,
         typer.Option(help="End after so many looks (on a terminal: at Ctrl-C).", min=1),
     ] = None,
+    control: ControlOption = None,
     token_file: TokenFileOption = None,
     is_json: JsonOption = False,
 ) -> None:
@@ -36,29 +47,29 @@ def top(
     from contextlib import suppress
 
     is_live = is_terminal() and not is_json
+    asked = _Asked(cluster, token_file, control)
     looks_max = count if count is not None or is_live else 1
     # Ctrl-C is how one leaves it.
     with suppress(KeyboardInterrupt):
         if is_live:
-            _show_live(cluster, interval_s, looks_max, token_file)
+            _show_live(asked, interval_s, looks_max)
         else:
             write = _write_json if is_json else _write_plain
-            asyncio.run(_run(cluster, interval_s, looks_max, token_file, write))
+            asyncio.run(_run(asked, interval_s, looks_max, write))
 
 
 async def _run(
-    path: Path,
+    asked: _Asked,
     interval_s: float,
     looks_max: int | None,
-    token_file: Path | None,
     write: "Callable[[TopFrame], None]",
 ) -> None:
-    async for frame in _frames(path, interval_s, looks_max, token_file):
+    async for frame in _frames(asked, interval_s, looks_max):
         write(frame)
 
 
 async def _frames(
-    path: Path, interval_s: float, looks_max: int | None, token_file: Path | None
+    asked: _Asked, interval_s: float, looks_max: int | None
 ) -> "AsyncIterator[TopFrame]":
     """A frame every `interval_s`; each look takes so long at most too."""
     import asyncio
@@ -66,18 +77,16 @@ async def _frames(
     from ..client import StoreClient
     from .top_view import compare_looks
 
-    async with StoreClient.connect(path) as store:
-        before, shown = await _look(store, path, token_file, interval_s), 0
+    async with StoreClient.connect(asked.path) as store:
+        before, shown = await _look(store, asked, interval_s), 0
         while looks_max is None or shown < looks_max:
             await asyncio.sleep(interval_s)
-            after = await _look(store, path, token_file, interval_s)
+            after = await _look(store, asked, interval_s)
             yield compare_looks(before, after)
             before, shown = after, shown + 1
 
 
-async def _look(
-    store: "StoreClient", path: Path, token_file: Path | None, interval_s: float
-) -> "Look":
+async def _look(store: "StoreClient", asked: _Asked, interval_s: float) -> "Look":
     import asyncio
     import time
 
@@ -88,19 +97,17 @@ async def _look(
     deadline_s = max(min(interval_s, 2.0), 0.5)
     reports, workers = await asyncio.gather(
         store.node_reports(deadline_s=deadline_s),
-        ask_workers(store.map, path, token_file, deadline_s),
+        ask_workers(store.map, asked.path, asked.token_file, deadline_s, asked.control),
     )
     return Look(
         at_s=time.monotonic(),
         reports=reports,
-        status=describe_cluster(store.map, reports),
+        status=describe_cluster(store.map, reports).with_usage(workers),
         workers=workers,
     )
 
 
-def _show_live(
-    path: Path, interval_s: float, looks_max: int | None, token_file: Path | None
-) -> None:
+def _show_live(asked: _Asked, interval_s: float, looks_max: int | None) -> None:
     """The table of a terminal, drawn in place."""
     import asyncio
 
@@ -118,7 +125,7 @@ def _show_live(
             lines = Text("\n".join(["", *render_lines(frame)]))
             live.update(Group(table, lines), refresh=True)
 
-        asyncio.run(_run(path, interval_s, looks_max, token_file, draw))
+        asyncio.run(_run(asked, interval_s, looks_max, draw))
 
 
 def _write_json(frame: "TopFrame") -> None:

@@ -72,16 +72,15 @@ def render_rows(frame: TopFrame) -> list[list[str]]:
         _render_node(node, frame.rates.get(node.node), frame.workers.state_of(node.node).value)
         for node in frame.status.nodes
     ]
-    blocks = [node.blocks for node in frame.status.nodes if node.blocks is not None]
-    rows.append(["all", "", "", str(sum(blocks)), *_render_rates(frame.total), ""])
+    # A sum over nodes would count each block as often as it has shards.
+    rows.append(["all", "", "", "", *_render_rates(frame.total), ""])
     return rows
 
 
 def _render_node(node: NodeStatus, rates: NodeRates | None, worker: str) -> list[str]:
-    state = "draining" if node.is_draining else "alive"
     return [
         node.node,
-        state if node.is_alive else "down",
+        node.state,
         "-" if node.fill_ratio is None else format_ratio(node.fill_ratio),
         "-" if node.blocks is None else str(node.blocks),
         *_render_rates(rates),
@@ -128,6 +127,7 @@ def _node_json(frame: TopFrame, node: NodeStatus) -> dict[str, Any]:
     return {
         "node": node.node,
         "is_alive": node.is_alive,
+        "targets_lost": node.lost_targets,
         "fill_ratio": node.fill_ratio,
         "blocks": node.blocks,
         "worker": frame.workers.state_of(node.node).value,

@@ -17,6 +17,7 @@ from .quantities import count_of, format_size, parse_code, parse_size_bytes
 
 if TYPE_CHECKING:
     from .local_cluster import LocalCluster
+    from .web_address import WebPage
 
 COLUMNS = ("node", "state", "pid", "address")
 
@@ -143,14 +144,26 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
         f"{count_of(workers, 'gc_worker')} beside them\n"
         f"to stop them: cachalot down --dir {cluster.folder}"
     )
+    page = _find_page(cluster)
+    if page is not None:
+        write_result(page.describe())
+
+
+def _find_page(cluster: "LocalCluster") -> "WebPage | None":
+    from .web_address import find_web_page
+
+    has_worker = any(cluster.workers.pid(node.name) is not None for node in cluster.map.nodes)
+    return find_web_page(cluster.map, cluster.cluster_path) if has_worker else None
 
 
 def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
     """The JSON object of `cachalot up --json`."""
+    page = _find_page(cluster)
     return {
         "cluster_path": str(cluster.cluster_path),
         "cluster": cluster.map.cluster,
         "code": {"k": cluster.map.code.k, "m": cluster.map.code.m},
+        "web_page": page and page.render_json(),
         "nodes": [
             {
                 "node": node.name,

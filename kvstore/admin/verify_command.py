@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from ..errors import StoreError
     from .control_client import Answer, ControlEndpoint, ControlPlane
 
-PARTS_MAX = 8
-PART_BLOCKS_MIN = 64
-"""A request makes the node look at all its slots to draw from them, so there are few of them."""
 PART_BLOCKS_MAX = 100_000
-"""What the API takes in one request (`control.changes.VerifyBody`)."""
+"""What the API takes in one request (`control.changes.VerifyBody`). A node is asked only once: two
+requests would draw the same block twice."""
 PART_DEADLINE_S = 300.0
 SLACK_S = 20.0
 """For the answer of a request that used all of its time."""
@@ -56,6 +54,7 @@ def verify(
 ) -> None:
     """Read random blocks and check every byte.
 
+    No node draws a block twice; two nodes may draw the same one, which is said.
     Each is read from every node that holds a shard of it. Renews nothing and repairs nothing;
     damaged shards are reported to their nodes. Ends with exit code 7 if not every block is whole.
     """
@@ -80,47 +79,36 @@ def verify(
 
 
 def plan_parts(endpoints: Sequence["ControlEndpoint"], sample: int) -> list[Part]:
-    """As many blocks of each node as fall to it, in few requests. Pure."""
+    """As many blocks of each node as fall to it, in one request. Pure."""
     parts = []
     for number, endpoint in enumerate(endpoints):
         share = sample // len(endpoints) + (number < sample % len(endpoints))
-        step = min(max(PART_BLOCKS_MIN, -(-share // PARTS_MAX)), PART_BLOCKS_MAX)
-        parts += [Part(endpoint, min(step, share - at)) for at in range(0, share, step)]
+        if share:
+            parts.append(Part(endpoint, min(share, PART_BLOCKS_MAX)))
     return parts
 
 
 def _ask_all(plane: "ControlPlane", parts: list[Part]) -> "list[Answer | StoreError]":
-    """Every part's answer or error. Nodes are asked side by side, each for one part at a time."""
+    """Every part's answer or error. All nodes are asked side by side."""
     from ..errors import StoreError
 
-    def ask(mine: list[Part]) -> "list[Answer | StoreError]":
-        answers: list[Answer | StoreError] = []
-        for part in mine:
-            body = {"sample": part.sample, "deadline_s": PART_DEADLINE_S}
-            try:
-                answers.append(
-                    plane.ask(
-                        part.endpoint,
-                        "POST",
-                        "/api/verify",
-                        body=body,
-                        deadline_s=PART_DEADLINE_S + SLACK_S,
-                    )
-                )
-            except StoreError as error:
-                answers.append(error)
-            done.append(part.sample)
-            bar.show(sum(done), f"at {part.endpoint.node}")
-        return answers
+    def ask(part: Part) -> "Answer | StoreError":
+        body = {"sample": part.sample, "deadline_s": PART_DEADLINE_S}
+        deadline_s = PART_DEADLINE_S + SLACK_S
+        answer: Answer | StoreError
+        try:
+            answer = plane.ask(
+                part.endpoint, "POST", "/api/verify", body=body, deadline_s=deadline_s
+            )
+        except StoreError as error:
+            answer = error
+        done.append(part.sample)
+        bar.show(sum(done), f"{part.endpoint.node} is done")
+        return answer
 
     done: list[int] = []
-    by_node: dict[str, list[Part]] = {}
-    for part in parts:
-        by_node.setdefault(part.endpoint.node, []).append(part)
-    total = sum(part.sample for part in parts)
-    with progress_bar("verifying", total) as bar:
-        by_job = plane.run_side_by_side([partial(ask, mine) for mine in by_node.values()])
-    return [answer for answers in by_job for answer in answers]
+    with progress_bar("verifying", sum(part.sample for part in parts)) as bar:
+        return plane.run_side_by_side([partial(ask, part) for part in parts])
 
 
 def sum_up(answers: "Sequence[Answer | StoreError]") -> tuple[dict[str, Any], list[str]]:
@@ -137,6 +125,8 @@ def sum_up(answers: "Sequence[Answer | StoreError]") -> tuple[dict[str, Any], li
         name: sum(int(answer.get(name, 0)) for answer in given) for name in names
     }
     found["is_complete"] = all(answer.get("is_complete", True) for answer in given) and not silent
+    keys = {str(key) for answer in given for key in answer.get("keys") or []}
+    found["distinct"] = len(keys)
     found["shards"] = dict(shards)
     found["problems"] = problems
     found["unreachable"] = silent
@@ -158,8 +148,10 @@ def describe(found: dict[str, Any]) -> list[str]:
     verified, good, whole = found["verified"], found["good"], found["whole"]
     if not verified:
         return ["no block was found to verify"]
+    distinct = found["distinct"]
+    drawn = f" ({distinct:,} distinct, others by several nodes)" if distinct < verified else ""
     lines = [
-        f"{count_of(verified, 'block')} verified, {format_size(found['bytes'])} read:"
+        f"{count_of(verified, 'block')} verified{drawn}, {format_size(found['bytes'])} read:"
         f" {whole:,} whole, {good - whole:,} readable but not whole, {verified - good:,} unreadable"
     ]
     bad = {state: count for state, count in found["shards"].items() if state != "good"}

@@ -208,3 +208,22 @@ async def _wait_for_command(words: Sequence[str]) -> float:
         if process.returncode == 0:
             return time.monotonic()
         assert time.monotonic() < end_s, "the command failed"
+
+
+def test_control_api_is_served_where_the_map_says(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    with LocalCluster.start(folder, nodes=1, k=1, m=0, target_size_bytes=1 << 20, gc=True) as one:
+        control = one.map.node_by_name["n01"].control
+        assert control is not None
+        one.workers.stop(["n01"])
+        token = one.cluster_path.parent / "control-token"
+        options = ("--control", "map", "--token-file", str(token))
+        with worker(one, "n01", *options) as started:
+            assert started.stdout is not None
+            assert json.loads(started.stdout.readline())["control"] == control
+        # A map without an address is named, instead of a worker that nobody reaches.
+        map_text = one.cluster_path.read_text()
+        one.cluster_path.write_text(map_text.replace(f'control = "{control}"', ""))
+        with worker(one, "n01", *options, log=tmp_path / "log") as refused:
+            assert refused.wait(PATIENCE_S) == 2
+        assert "a `control` address of node 'n01'" in (tmp_path / "log").read_text()

@@ -2,9 +2,13 @@
 
 import pytest
 
+from gc_worker import rebuild
 from gc_worker.inspection import inspect_block
+from gc_worker.survey import Survey, Surveyor
 from gc_worker.verification import verify_sample
 from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client.shards import read_shards
+from kvstore.errors import NodeUnreachable
 from tests.gc_worker.repair_bench import RepairBench
 from tests.kvstore.faults import lying_proxy
 from tests.kvstore.faults.lying_proxy import lying_client
@@ -51,6 +55,54 @@ async def test_nobody_is_asked_any_more_when_time_is_up(
     monkeypatch.setattr(context.link, "ask_records", note_and_ask)
     report = await verify_sample(context, 600, deadline_s=0.0)
     assert (report.verified, report.is_complete, asked) == (0, False, [])
+
+
+async def test_blocks_are_told_apart_by_how_their_keys_begin(bench: RepairBench) -> None:
+    blocks = await bench.save(30, seed=607)
+    reports = [
+        await verify_sample(bench.contexts[name], 20, deadline_s=30.0)
+        for name in bench.cluster.node_names[:2]
+    ]
+    known = {key[:8].hex() for key in blocks.keys}
+    for report in reports:
+        assert len(set(report.keys)) == len(report.keys) == report.verified == 20
+        assert set(report.keys) <= known
+
+
+async def test_shard_that_goes_before_it_is_read_is_absent_and_not_silent(
+    bench: RepairBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = await bench.save(1, seed=608)
+    target = bench.targets_by_shard(blocks)[3]
+    ask_rest = Surveyor.ask_rest
+
+    async def ask_and_lose(surveyor: Surveyor, survey: Survey) -> None:
+        await ask_rest(surveyor, survey)
+        await bench.forget(target, blocks.keys)
+
+    monkeypatch.setattr(Surveyor, "ask_rest", ask_and_lose)
+    context = bench.contexts[bench.cluster.node_names[0]]
+    report = await verify_sample(context, 1, deadline_s=30.0)
+    assert report.shards == {"good": 5, "absent": 1}
+
+
+async def test_shard_whose_connection_ended_is_read_again(
+    bench: RepairBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.save(1, seed=609)
+    failed: list[object] = []
+
+    async def fail_once(channel: object, *given: object, **named: object) -> object:
+        if len(failed) < 2:
+            failed.append(channel)
+            raise NodeUnreachable("n02", "the answer was cut off")
+        return await read_shards(channel, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rebuild, "read_shards", fail_once)
+    context = bench.contexts[bench.cluster.node_names[0]]
+    report = await verify_sample(context, 1, deadline_s=30.0)
+    assert len(failed) == 2
+    assert report.shards == {"good": 6}
 
 
 async def test_damaged_and_missing_shards_are_named(bench: RepairBench) -> None:

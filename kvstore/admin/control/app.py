@@ -44,7 +44,7 @@ def create_app(handle: WorkerHandle, token: str) -> ASGIApp:
         redoc_url=None,
         telemetry=NO_TELEMETRY,
     )
-    app.include_router(StateRoutes(handle).router())
+    app.include_router(StateRoutes(handle, token).router())
     app.include_router(PolicyRoutes(handle, PolicySpreader(handle)).router())
     install_problems(app)
     _add_pages(app)

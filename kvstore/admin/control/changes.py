@@ -41,11 +41,11 @@ class WatermarksChange(_Strict):
 
 
 class SettingChange(_Strict):
-    """Another value of a hot setting."""
+    """Another value of a hot setting; null is its default."""
 
     kind: Literal["setting"]
     name: str
-    value: bool | int
+    value: bool | int | None
 
 
 Change = Annotated[TtlChange | WatermarksChange | SettingChange, Field(discriminator="kind")]
@@ -68,7 +68,7 @@ class SettingBody(Signature):
     """The body of PUT /api/settings."""
 
     name: str
-    value: bool | int
+    value: bool | int | None
 
 
 class ChangeBody(_Strict):
@@ -127,7 +127,7 @@ def check_drain(cluster_map: ClusterMap, draining: frozenset[str], node: str) ->
             others = ", ".join(name for name in found if name != node)
             raise InvalidArgument(
                 "drain",
-                given=f"{node} beside {others}" if others else node,
+                given=f"{node!r} beside {others}" if others else repr(node),
                 expected=f"at most {spare} draining in a code group (group {group.name}): a block"
                 f" needs {cluster_map.code.write_acks} of {cluster_map.width} nodes to be stored",
             )

@@ -175,7 +175,10 @@ def _read_counted(stat: Mapping[str, Any]) -> dict[str, float]:
 
 def _describe_state(sample: ClusterSample) -> dict[str, Any]:
     fills = [
-        _read_fill(figures) for stat in sample.stats.values() for _, figures in read_targets(stat)
+        _read_fill(figures)
+        for stat in sample.stats.values()
+        for name, figures in read_targets(stat)
+        if name not in sample.usage
     ]
     fills += [read_number(read_mapping(one).get("fraction")) for one in sample.usage.values()]
     return {
@@ -187,7 +190,9 @@ def _describe_state(sample: ClusterSample) -> dict[str, Any]:
 
 
 def _read_fill(figures: Mapping[str, Any]) -> float | None:
-    used, total = read_number(figures.get("slots_used")), read_number(figures.get("slots_total"))
-    if used is None or not total:
+    """In bytes: slots have several sizes. None for a target that is lost."""
+    used = read_number(figures.get("used_bytes"))
+    total = read_number(figures.get("capacity_bytes"))
+    if used is None or not total or figures.get("is_lost"):
         return None
     return min(1.0, used / total)

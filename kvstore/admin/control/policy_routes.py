@@ -153,6 +153,7 @@ def _spread_values(spread: SpreadPolicy) -> Values:
         "policy": spread.policy.to_values(),
         "nodes": list(spread.nodes),
         "missing": dict(spread.missing),
+        "is_changed": spread.is_changed,
     }
 
 

@@ -74,9 +74,14 @@ async def _answer_invalid_request(request: Request, error: Exception) -> Respons
     return problem(
         HTTPStatus.BAD_REQUEST,
         f"the request is not what this route takes: {where or 'body'}",
-        given=repr(first.get("input")),
+        given=_shown(first.get("input")),
         expected=first.get("msg", "see /docs"),
     )
+
+
+def _shown(given: object) -> str:
+    """What was sent, in one line: a body that is no JSON as the text that it is."""
+    return repr(given.decode(errors="replace") if isinstance(given, bytes) else given)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

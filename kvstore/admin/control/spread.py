@@ -52,6 +52,8 @@ class SpreadPolicy:
     policy: RetentionPolicy
     nodes: tuple[str, ...]
     missing: Mapping[str, str]
+    is_changed: bool = True
+    """False: it was so already, and there is no new version."""
 
 
 class PolicySpreader:
@@ -69,18 +71,27 @@ class PolicySpreader:
         return await self._tell_all(b"")
 
     async def change(self, make: Changer) -> SpreadPolicy:
-        """Put `make(newest)` in force.
+        """Put `make(newest)` in force. If that changes nothing, nobody is told.
 
         Raises InvalidArgument from `make`, NodeError if no node took it, and Conflict if another
         change of the same version won.
         """
         async with self._turn:
             before = await self.take_census()
-            made = make(before.newest(self._handle.policy))
+            newest = before.newest(self._handle.policy)
+            made = make(newest)
+            if made == newest:
+                return self._find_unchanged(newest, before)
             await self._tell_all(made.to_json())
             await self._sleep(SETTLE_S)
             after = await self.take_census()
         return self._judge(made, after)
+
+    def _find_unchanged(self, policy: RetentionPolicy, census: PolicyCensus) -> SpreadPolicy:
+        nodes = tuple(node for node, found in census.policies.items() if found == policy)
+        others = {node: "has an older version" for node in census.policies if node not in nodes}
+        missing = {**census.problems, **others}
+        return SpreadPolicy(policy=policy, nodes=nodes, missing=missing, is_changed=False)
 
     def _judge(self, made: RetentionPolicy, after: PolicyCensus) -> SpreadPolicy:
         nodes = tuple(node for node, policy in after.policies.items() if contains(policy, made))

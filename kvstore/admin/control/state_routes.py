@@ -20,7 +20,9 @@ from ...errors import InvalidArgument, NodeError
 from ...key import KEY_BYTES
 from ...retention import RetentionPolicy
 from ..cluster_status import ClusterStatus, describe_cluster, summarise
+from ..worker_status import render_workers
 from .changes import VerifyBody
+from .gather import WorkerGatherer
 from .handle import Values, WorkerHandle
 from .metric_sources import gather_sources
 from .metrics import CONTENT_TYPE, render_metrics
@@ -35,8 +37,9 @@ _KEY = re.compile(rf"[0-9a-fA-F]{{{2 * KEY_BYTES}}}")
 class StateRoutes:
     """Answers from the worker and the nodes."""
 
-    def __init__(self, handle: WorkerHandle) -> None:
+    def __init__(self, handle: WorkerHandle, token: str) -> None:
         self._handle = handle
+        self._gatherer = WorkerGatherer(handle, token, self.worker)
 
     def router(self) -> APIRouter:
         """The routes, to be included by the application."""
@@ -45,6 +48,7 @@ class StateRoutes:
         add("/healthz", self.healthz, summary="Whether this process serves")
         add("/api/status", self.status, summary="The cluster, its redundancy, and this worker")
         add("/api/worker", self.worker, summary="This worker and its reports; asks no node")
+        add("/api/workers", self.workers, summary="What the workers of all nodes say together")
         add("/api/nodes", self.nodes, summary="What every node says of itself")
         add("/api/events", self.events, summary="What this worker did last")
         add("/api/history", self.history, summary="Figures of the last day")
@@ -79,7 +83,7 @@ class StateRoutes:
         }
 
     async def worker(self) -> Values:
-        """For whoever asks all workers of a cluster, and the nodes by itself."""
+        """Of this worker alone: for whoever asks all workers of a cluster by itself."""
         handle = self._handle
         now_s = handle.now_s()
         return {
@@ -87,6 +91,14 @@ class StateRoutes:
             "worker": {"node": handle.node, **handle.describe()},
             **{kind: _with_age(handle.report(kind), now_s) for kind in REPORT_KINDS},
         }
+
+    async def workers(self) -> Values:
+        """Each worker's state, count of shards and fill; `redundancy` is of the whole cluster.
+
+        One that does not answer within 2 s is named as such.
+        """
+        found = await self._gatherer.gather()
+        return {"at_s": self._handle.now_s(), **render_workers(found)}
 
     async def nodes(self) -> Values:
         """The STAT answer of each node, or why there is none."""

@@ -189,29 +189,64 @@ def test_json_has_its_documented_names() -> None:
     assert found["code"] == {"k": 1, "m": 1}
     assert (found["nodes_total"], found["nodes_alive"], found["spare_nodes"]) == (2, 1, 0)
     assert found["summary"] == summarise(status)
-    assert found["workers"].startswith("gc_worker: not running")
+    assert found["workers"].startswith("gc_worker: no control address")
+    assert found["targets_lost"] == []
     assert found["redundancy"]["nodes_counted"] == 0
     for node in found["nodes"]:
         assert list(node) == [
             *("node", "address", "is_alive", "problem", "pid", "uptime_s", "blocks"),
             *("used_bytes", "capacity_bytes", "reads", "shards_read", "rejected_shards"),
             *("policy_version", "is_draining", "targets", "fill_ratio", "worker"),
+            "count_age_s",
         ]
 
 
 def test_targets_of_a_node_are_described_one_by_one() -> None:
     targets = [
-        {"name": "n01-t0", "blocks": 5, "slots_used": 30, "slots_total": 40, "quarantined": 1},
-        {"name": "n01-t1", "used_bytes": 10, "capacity_bytes": 100, "is_lost": True},
+        {
+            **{"name": "n01-t0", "blocks": 5, "slots_used": 3, "slots_total": 100},
+            **{"quarantined": 1, "used_bytes": 85, "capacity_bytes": 100},
+        },
+        {"name": "n01-t1", "blocks": 97, "used_bytes": 10, "capacity_bytes": 100, "is_lost": True},
     ]
     status = describe_node(alive_report("n01", targets=targets))
     assert [one.target for one in status.targets] == ["n01-t0", "n01-t1"]
-    assert [one.fill_ratio for one in status.targets] == [0.75, 0.1]
-    assert status.fill_ratio == 0.75, "of the fullest, which evicts first"
+    assert [one.fill_ratio for one in status.targets] == [0.85, None]
+    assert status.fill_ratio == 0.85, "of bytes, whatever the slots say"
+    assert (status.blocks, status.used_bytes, status.lost_targets) == (5, 85, ["n01-t1"])
+    assert render_row(status, "running")[1] == "1 of 2 lost"
     assert render_target("n01", status.targets[0]) == [
-        *("n01-t0", "n01", "serving", "5", "-", "-", "75 %", "1"),
+        *("n01-t0", "n01", "serving", "5", "85 B", "100 B", "85 %", "1"),
     ]
-    assert render_target("n01", status.targets[1])[2] == "lost"
+    assert render_target("n01", status.targets[1])[2:5] == ["lost", "0", "0 B"]
+
+
+def test_fill_is_what_the_worker_acts_on_where_it_says_so() -> None:
+    cluster_map = make_map(1, 1, 0)
+    usage = {"n01-t0": {"fraction": 0.9, "decided_by": "file_system"}}
+    workers = describe_workers(cluster_map, {"n01": {"worker": {"usage": usage}}})
+    target = {"name": "n01-t0", "used_bytes": 10, "capacity_bytes": 100}
+    status = describe_cluster(cluster_map, [alive_report("n01", targets=[target])])
+    assert status.nodes[0].fill_ratio == 0.1
+    told = status.with_usage(workers)
+    assert told.nodes[0].fill_ratio == 0.9
+    said = render_json(told, workers)["nodes"][0]["targets"][0]
+    assert (said["fill_ratio"], said["decided_by"]) == (0.9, "file_system")
+
+
+def test_lost_target_counts_as_one_on_a_node_that_is_down() -> None:
+    cluster_map = make_map(6, 4, 2)
+    lost = [{"name": "n03-t0", "blocks": 97, "is_lost": True}]
+    reports = [
+        alive_report(node.name, **({"targets": lost} if node.name == "n03" else {}))
+        for node in cluster_map.nodes
+    ]
+    status = describe_cluster(cluster_map, reports)
+    assert summarise(status) == (
+        "6 of 6 nodes alive, 1 target lost, code 4+2: 1 more may fail before blocks are unreadable"
+    )
+    assert status.lost_targets == ["n03-t0"]
+    assert render_row(status.nodes[2], "running")[1:5:3] == ["lost", "0"]
 
 
 def test_fill_is_unknown_where_nothing_says_it() -> None:

@@ -78,6 +78,23 @@ def test_worker_says_what_it_knows_without_asking_any_node(api: ControlApi) -> N
     assert set(said) <= set((api.ask("GET", "/api/status")).json)
 
 
+def test_workers_of_a_map_without_addresses_are_this_one_alone(api: ControlApi) -> None:
+    api.worker.reports["redundancy"] = {"blocks_by_shards": [0, 0, 2, 7], "backlog": 2}
+    said = api.ask("GET", "/api/workers").json
+    assert [(one["node"], one["state"]) for one in said["workers"]] == [
+        *(("n01", "running"), ("n02", "no address"), ("n03", "no address")),
+    ]
+    assert said["workers"][0]["blocks_by_shards"] == [0, 0, 2, 7]
+    assert said["redundancy"]["by_shards"] == {"3": 7, "2": 2}
+    assert (said["redundancy"]["nodes_counted"], said["redundancy"]["nodes_total"]) == (1, 3)
+
+
+def test_body_that_is_no_json_is_shown_as_the_text_it_is(api: ControlApi) -> None:
+    reply = api.ask("PUT", "/api/policy", b"ttl=5")
+    _, given, _ = check_problem(reply, 400)
+    assert "b'" not in given
+
+
 def test_nodes_are_what_each_says_of_itself(cluster: LocalCluster, api: ControlApi) -> None:
     rows = (api.ask("GET", "/api/nodes")).json["nodes"]
     assert [row["statistics"]["pid"] for row in rows] == [
@@ -241,7 +258,7 @@ def test_nodes_drain_only_as_long_as_blocks_can_be_stored() -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_drain(cluster_map, frozenset({"n04"}), "n03")
     assert str(caught.value) == (
-        "drain: given n03 beside n04, expected at most 1 draining in a code group (group g0000):"
+        "drain: given 'n03' beside n04, expected at most 1 draining in a code group (group g0000):"
         " a block needs 11 of 12 nodes to be stored"
     )
 

@@ -324,3 +324,9 @@ def test_control_option_that_is_no_address_is_refused(text: str) -> None:
 def test_map_without_control_addresses_has_no_endpoint(tmp_path: Path) -> None:
     shape = LocalShape(nodes=2, code=make_code("code", 1, 1), target_size_bytes=1 << 30)
     assert find_endpoints(plan_local_map(shape, cluster="ab" * 16, ports=[1, 2])) == []
+
+
+def test_node_is_named_once_in_a_refusal() -> None:
+    own = ControlRefused("n03", 502, {"error": "node n03: no node took the policy"})
+    assert str(own) == "node n03: no node took the policy"
+    assert str(ControlRefused("n03", 503, {"error": "stopping"})) == "node n03: stopping"

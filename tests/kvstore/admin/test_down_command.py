@@ -166,11 +166,42 @@ def test_wipe_leaves_what_is_not_ours(running: Path) -> None:
     kept = ["nodes/n01/target/notes.txt", "nodes/n02/target", "nodes/n04"]
     for path in kept:
         assert f"not ours, stays: {running / path}\n" in result.stdout
-    assert files_below(running) == [
+    left = [path for path in files_below(running) if not Path(path).name.startswith("policy.")]
+    assert left == [
         *("nodes", "nodes/n01", "nodes/n01/target", "nodes/n01/target/notes.txt"),
         *("nodes/n02", "nodes/n02/target", "nodes/n02/target/lock"),
         *("nodes/n02/target/target.json", "nodes/n04", "notes.txt"),
     ]
+
+
+def test_one_node_is_stopped_and_started_again_while_the_other_runs(running: Path) -> None:
+    pids = find_running(running)
+    tried = cachalot("down", "--dir", running, "--node", "n02", "--dry-run")
+    assert tried.stdout.splitlines()[0].startswith("n02: would be stopped")
+    assert find_running(running) == pids
+    done = cachalot("down", "--dir", running, "--node", "n02")
+    assert done.stdout.startswith("n02: stopped (process ")
+    assert "n01" not in done.stdout
+    assert "starts n02 again" in done.stderr
+    said = cachalot_json("status", "--cluster", running / "cluster.toml", code=6)
+    assert [node["is_alive"] for node in said["nodes"]] == [True, False]
+    again = cachalot_json("up", "--dir", running)["nodes"]
+    assert [node["is_started"] for node in again] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--node", "n07"), "expected one of the map: n01, n02"),
+        (("--node", "n01", "--wipe"), "one"),
+    ],
+)
+def test_node_to_stop_is_one_of_the_map_and_is_not_wiped_alone(
+    running: Path, words: tuple[str, ...], rule: str
+) -> None:
+    before = find_running(running)
+    assert rule in one_line(cachalot("down", "--dir", running, *words, code=2))
+    assert find_running(running) == before
 
 
 def test_wipe_is_refused_when_something_else_serves_a_target(running: Path) -> None:

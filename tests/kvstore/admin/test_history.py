@@ -12,7 +12,13 @@ SMALL = (Tier(10, 6), Tier(60, 6))
 
 
 def stat(
-    *, pid: int = 1, hit: int = 0, miss: int = 0, evicted: int = 0, slots: tuple[int, int] = (0, 10)
+    *,
+    pid: int = 1,
+    hit: int = 0,
+    miss: int = 0,
+    evicted: int = 0,
+    used: tuple[int, int] = (0, 10),
+    target: str = "t0",
 ) -> dict[str, Any]:
     """Make the part of a STAT answer that history reads."""
     return {
@@ -20,9 +26,9 @@ def stat(
         "namespaces": {"m": {"hit_tokens": hit, "miss_tokens": {"not_stored": miss}}},
         "targets": [
             {
-                "name": "t0",
-                "slots_used": slots[0],
-                "slots_total": slots[1],
+                "name": target,
+                "used_bytes": used[0],
+                "capacity_bytes": used[1],
                 "evicted": {"expired": evicted, "least_used": 2 * evicted},
                 "evicted_bytes": 100 * evicted,
             }
@@ -76,7 +82,7 @@ def test_counter_that_falls_adds_nothing() -> None:
 def test_samples_of_one_step_become_one_point() -> None:
     history = History(SMALL)
     for at_s, hit in ((0, 0), (61, 5), (70, 9), (119, 20)):
-        history.add(at_s, ClusterSample(stats={"a": stat(hit=hit, slots=(hit, 100))}))
+        history.add(at_s, ClusterSample(stats={"a": stat(hit=hit, used=(hit, 100))}))
     coarse = rows_of(history, at_s=119, tier=1)
     assert [row["hit_tokens"] for row in coarse] == [0, 20]
     assert coarse[-1]["fill"] == 0.2  # the state at the end of the step, not its mean
@@ -85,7 +91,7 @@ def test_samples_of_one_step_become_one_point() -> None:
 
 def test_fill_is_that_of_the_fullest_target_by_the_tightest_limit() -> None:
     history = History(SMALL)
-    stats = {"a": stat(slots=(3, 10)), "b": stat(slots=(5, 10)), "c": None}
+    stats = {"a": stat(used=(3, 10)), "b": stat(used=(5, 10), target="t1"), "c": None}
     history.add(0, ClusterSample(stats=stats, usage={"t0": {"fraction": 0.4}}))
     history.add(10, ClusterSample(stats=stats, usage={"t0": {"fraction": 0.9}}))
     assert [row["fill"] for row in rows_of(history, at_s=10)] == [0.5, 0.9]
@@ -109,7 +115,7 @@ def test_figures_of_a_strange_node_are_left_out() -> None:
     strange: dict[str, Any] = {
         "pid": None,
         "namespaces": {"m": {"hit_tokens": "many", "miss_tokens": [1]}, "n": 7},
-        "targets": [{"name": "t0", "evicted": 3, "slots_used": -1, "slots_total": 0}, None],
+        "targets": [{"name": "t0", "evicted": 3, "used_bytes": -1, "capacity_bytes": 0}, None],
     }
     history.add(0, ClusterSample(stats={"a": strange}))
     history.add(10, ClusterSample(stats={"a": strange}, redundancy={"k": 4, "width": None}))

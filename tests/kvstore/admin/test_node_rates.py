@@ -111,7 +111,7 @@ def test_frame_has_a_row_for_each_node_and_one_for_all() -> None:
         look(
             12.0,
             [
-                report("n01", read_bytes=8 << 20, slots_used=3, slots_total=4),
+                report("n01", read_bytes=8 << 20, used_bytes=3, capacity_bytes=4),
                 dead("n02"),
                 report("n03"),
             ],
@@ -127,7 +127,7 @@ def test_frame_has_a_row_for_each_node_and_one_for_all() -> None:
     assert all(len(row) == len(COLUMNS) for row in rows)
     read = COLUMNS.index("read/s")
     assert [row[read] for row in rows] == ["4.0 MiB", "-", "-", "4.0 MiB"]
-    assert [row[-1] for row in rows] == ["not running"] * 3 + [""]
+    assert [row[-1] for row in rows] == ["no address"] * 3 + [""]
     assert render_lines(frame)[0] == "redundancy: not counted yet"
     values = render_json(frame)
     assert values["elapsed_s"] == 2.0

@@ -1,5 +1,6 @@
 """`cachalot status` of clusters that are whole, half dead, busy, and not there."""
 
+import json
 import os
 import signal
 import struct
@@ -37,7 +38,7 @@ def test_status_shows_each_node_and_what_may_fail(running: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].split() == [
         *("node", "state", "pid", "address", "blocks", "used", "capacity"),
-        *("fill", "reads", "rejected", "uptime", "worker"),
+        *("fill", "reads", "rejected", "uptime", "worker", "counted"),
     ]
     assert [line.split()[0] for line in lines[1:3]] == ["n01", "n02"]
     assert lines[-1] == (
@@ -62,6 +63,27 @@ def test_status_ends_with_6_when_nodes_are_down(folder: Path) -> None:
     assert [node["pid"] for node in said["nodes"] if node["is_alive"]] == [alive]
     assert "blocks are unreadable until 1 more is back" in result.stdout
     assert result.stdout.count(" down ") == 2
+
+
+def test_target_whose_folder_is_gone_counts_as_down_and_holds_nothing(folder: Path) -> None:
+    with LocalCluster.start(folder, nodes=3, k=2, m=1, target_size_bytes=8 << 20) as cluster:
+        words = ("status", "--cluster", cluster.cluster_path)
+        cluster.target_folder("n02").rename(folder / "elsewhere")
+
+        def is_lost() -> bool:
+            return bool(json.loads(cachalot(*words, "--json", code=None).stdout)["targets_lost"])
+
+        wait_until(is_lost)
+        said = cachalot_json(*words, code=6)
+        shown = cachalot(*words, code=6).stdout
+        (folder / "elsewhere").rename(cluster.target_folder("n02"))
+        wait_until(lambda: not is_lost())
+        assert cachalot_json(*words)["spare_nodes"] == 1
+    assert (said["nodes_alive"], said["spare_nodes"]) == (3, 0)
+    assert said["targets_lost"] == ["n02-t0"]
+    assert (said["nodes"][1]["blocks"], said["nodes"][1]["used_bytes"]) == (0, 0)
+    assert shown.splitlines()[2].split()[:2] == ["n02", "lost"]
+    assert "3 of 3 nodes alive, 1 target lost, code 2+1: none may fail any more" in shown
 
 
 def test_status_of_a_cluster_that_is_down_is_still_an_answer(running: Path) -> None:

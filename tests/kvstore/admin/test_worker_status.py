@@ -1,6 +1,7 @@
 """Which workers run, and the redundancy of all blocks from what each of them counted."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -16,11 +17,15 @@ from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.quantities import make_code
 from kvstore.admin.worker_status import (
     Redundancy,
+    TargetUsage,
     WorkerState,
     add_up_redundancy,
     ask_workers,
     describe_workers,
     parse_redundancy,
+    parse_usage,
+    parse_workers,
+    render_workers,
 )
 from kvstore.cluster.entities import ClusterMap
 from kvstore.errors import StoreError
@@ -78,7 +83,7 @@ def test_counts_of_all_workers_are_added_up() -> None:
     assert (found.nodes_counted, found.nodes_total, found.age_s) == (2, 6, 120.0)
     assert found.describe() == (
         "redundancy: 100 blocks with all 6 shards, 3 with 5, 2 with 4, 6 with fewer (unreadable);"
-        " 3 wait for repair; counted by 2 of 6 nodes; oldest count 2 min ago"
+        " 3 wait for repair; counted by 2 of 6 nodes; as of up to 2 min ago"
     )
 
 
@@ -130,10 +135,11 @@ def test_state_of_each_worker_follows_from_what_happened() -> None:
     }
     found = describe_workers(make_map(), answers)
     assert [found.state_of(f"n0{number}").value for number in range(1, 7)] == [
-        *("running", "not running", "no answer", "no access", "no answer", "not running"),
+        *("running", "not running", "no answer", "no access", "no answer", "no address"),
     ]
     assert found.describe() == (
-        "gc_worker: not running on n02, n06 (no eviction, repair or scrub there);"
+        "gc_worker: no control address in the map for n06, so they cannot be asked;"
+        " not running on n02 (no eviction, repair or scrub there);"
         " no answer in time from n03, n05 (just started, or busy)"
     )
 
@@ -141,7 +147,7 @@ def test_state_of_each_worker_follows_from_what_happened() -> None:
 def test_missing_token_is_told_from_a_missing_worker() -> None:
     found = describe_workers(make_map(), {"n01": {"is_serving": True}}, remark="no token file")
     assert found.state_of("n01") is WorkerState.NO_ACCESS
-    assert found.state_of("n02") is WorkerState.NOT_RUNNING
+    assert found.state_of("n02") is WorkerState.NO_ADDRESS
 
 
 def test_line_is_short_when_all_run_or_none() -> None:
@@ -150,9 +156,60 @@ def test_line_is_short_when_all_run_or_none() -> None:
     assert describe_workers(cluster_map, {name: {} for name in names}).describe() == (
         "gc_worker: running on all nodes"
     )
-    assert describe_workers(cluster_map, {}).describe() == (
+    refused = {name: ControlUnreachable(name, "x:1", "no", is_sent=False) for name in names}
+    assert describe_workers(cluster_map, refused).describe() == (
         "gc_worker: not running (no eviction, repair or scrub there)"
     )
+    assert describe_workers(cluster_map, {}).describe() == (
+        "gc_worker: no control address in the map, so they cannot be asked"
+    )
+
+
+def test_counts_without_any_block_are_no_count_yet() -> None:
+    # As after a start: the first passes are over before anything is stored.
+    found = describe_workers(make_map(), {"n01": answer([0] * 7), "n02": answer([])})
+    assert found.redundancy.describe() == (
+        "redundancy: not counted yet (the last counts, up to 1 min ago, found no blocks)"
+    )
+
+
+def test_workers_are_the_same_after_they_were_relayed_by_one_of_them() -> None:
+    usage = {"n01-t0": {"fraction": 0.85, "decided_by": "capacity", "limits": {}}}
+    answers: dict[str, dict[str, Any] | StoreError] = {
+        "n01": answer([0, 1, 0, 0, 2, 3, 40], backlog=3) | {"worker": {"usage": usage}},
+        "n02": ControlUnreachable("n02", "x:1", "Connection refused", is_sent=False),
+        "n03": answer([0, 0, 0]),
+    }
+    found = describe_workers(make_map(), answers)
+    assert found.usage_of("n01")["n01-t0"] == TargetUsage(fraction=0.85, decided_by="capacity")
+    relayed = parse_workers(make_map(), json.loads(json.dumps(render_workers(found))))
+    assert relayed.redundancy == found.redundancy
+    assert relayed.describe() == found.describe()
+    for node in ("n01", "n02", "n03", "n04"):
+        assert relayed.state_of(node) is found.state_of(node)
+        assert relayed.usage_of(node) == found.usage_of(node)
+        assert relayed.count_age_s(node) == found.count_age_s(node)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["state", "blocks_by_shards", "count_age_s", "usage"]), JSON)
+)
+def test_anything_that_is_relayed_is_understood_or_left_out(row: dict[str, Any]) -> None:
+    found = parse_workers(make_map(), {"workers": [{"node": "n01", **row}, 5, {"node": [1]}]})
+    assert len(found.workers) == 6
+    assert found.redundancy.describe()
+
+
+@pytest.mark.parametrize("fraction", [None, -0.1, 1.5, True, "x", float("nan")])
+def test_fill_that_cannot_be_is_not_known(fraction: object) -> None:
+    assert parse_usage({"t": {"fraction": fraction}}) == {}
 
 
 def test_shards_beyond_the_code_count_as_whole() -> None:

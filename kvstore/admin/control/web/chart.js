@@ -9,6 +9,8 @@ const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 22;
 const Y_LINES = 4;
+const DOT_RADIUS = 3;
+const DOTS_MAX = 40;
 
 // `series`: [{name, points: [[unix s, number or null], ...]}], all over the same times.
 // `range`: [from, to] in unix seconds. `top`: the highest y value; without it that of the data.
@@ -60,6 +62,7 @@ function* drawGrid(svg, { width, from, to, highest, x, y, format }) {
 }
 
 function* drawLine(svg, points, x, y, name) {
+  const isSparse = points.filter(([, value]) => value !== null).length <= DOTS_MAX;
   let path = "";
   let run = [];
   const close = () => {
@@ -74,12 +77,13 @@ function* drawLine(svg, points, x, y, name) {
       run.push([x(at), y(value)]);
       continue;
     }
-    // A point without neighbours would be a line of no length, which nobody sees.
+    // Of a few points each is shown; one without neighbours would be a line of no length.
+    if (isSparse) dots.push(...run);
     const alone = close();
-    if (alone) dots.push(alone);
+    if (alone && !isSparse) dots.push(alone);
   }
   if (path) yield shape(svg, "path", { class: name, d: path });
-  for (const [cx, cy] of dots) yield shape(svg, "circle", { class: `dot ${name}`, cx, cy, r: 2 });
+  for (const [cx, cy] of dots) yield shape(svg, "circle", { class: `dot ${name}`, cx, cy, r: DOT_RADIUS });
 }
 
 function followPointer(svg, { width, series, from, to, format, readout }) {

@@ -16,13 +16,16 @@ const MISS_NAMES = {
 export function showFigures(figures, receivedAt, windowS) {
   const { status = {}, nodes = {}, policy = {}, history = {}, events = {} } = figures;
   const rows = nodes.nodes ?? [];
+  const workers = readWorkers(figures.workers ?? {});
+  const own = status.worker?.node ?? "this node";
+  for (const place of document.querySelectorAll(".own-node")) place.textContent = own;
   const points = readHistory(history, receivedAt.history, windowS);
   $("cluster-name").textContent = status.cluster ? String(status.cluster).slice(0, 8) : "";
-  showTiles(status, readHistory(history, receivedAt.history, RECENT_S), rows);
+  showTiles(status, workers, readHistory(history, receivedAt.history, RECENT_S), rows);
   showCharts(points, receivedAt.history ?? Date.now() / 1000, windowS, status);
   showHistoryTable(points);
-  showNodes(rows, status);
-  showRedundancy(status);
+  showNodes(rows, status, workers);
+  showRedundancy(status, workers);
   showMisses(rows);
   showAges(status);
   showPolicy(policy.policy ?? {}, policy.nodes ?? {}, rows);
@@ -108,11 +111,29 @@ function showHistoryTable(points) {
     number(`${formatCount(point.nodes_alive)} of ${formatCount(point.nodes_total)}`))));
 }
 
+// Workers ------------------------------------------------------------------------------------------
+
+// What all workers counted together, and each one's row by its node.
+function readWorkers({ workers = [], redundancy = null }) {
+  const counts = [];
+  for (const { blocks_by_shards: found } of workers) {
+    for (const [shards, blocks] of (found ?? []).entries()) counts[shards] = (counts[shards] ?? 0) + blocks;
+  }
+  return { byNode: new Map(workers.map((worker) => [worker.node, worker])), counts, redundancy };
+}
+
+// Whose counts these are, and how old they may be: they are not of one moment.
+function describeCounts({ redundancy }) {
+  const { nodes_counted: counted, nodes_total: total, age_s: age } = redundancy;
+  const whose = counted === total ? `all ${plural(total, "node", "nodes")}` : `${counted} of ${plural(total, "node", "nodes")}`;
+  return isNumber(age) ? `${whose}, as of up to ${formatSpan(age)} ago` : whose;
+}
+
 // Now ----------------------------------------------------------------------------------------------
 
-function showTiles(status, recent, rows) {
-  const fullest = allTargets(rows, status).reduce((best, one) => ((one.fill ?? -1) > (best.fill ?? -1) ? one : best), {});
-  const redundancy = countRedundancy(status);
+function showTiles(status, workers, recent, rows) {
+  const fullest = allTargets(rows, workers).reduce((best, one) => ((one.fill ?? -1) > (best.fill ?? -1) ? one : best), {});
+  const redundancy = countRedundancy(workers, status.code);
   const counted = redundancy.whole + redundancy.reduced + redundancy.unreadable;
   const alive = status.nodes_alive;
   const versions = Object.values(status.policy?.versions ?? {});
@@ -123,19 +144,13 @@ function showTiles(status, recent, rows) {
     ["Hit rate", formatShare(hitRate(recent)), "of tokens, last 10 min", ""],
     ["Fullest target", formatShare(fullest.fill), fullest.target ?? "", fillQuality(fullest.fill, status)],
     ["Blocks with all shards", counted ? formatShare(redundancy.whole / counted) : NONE,
-      describeCounted(counted, status),
+      counted ? `of ${formatCount(counted)}, counted by ${describeCounts(workers)}` : "not counted yet",
       redundancy.unreadable ? "bad" : redundancy.reduced ? "warn" : ""],
     ["Policy", isNumber(status.policy?.version) ? `version ${status.policy.version}` : NONE,
       isShared ? "the same on all nodes that answer" : "not yet on all nodes", isShared ? "" : "warn"],
   ];
   $("tiles").replaceChildren(...tiles.map(([name, value, note, quality]) => make("div", {},
     make("dt", {}, name), make("dd", { class: `value ${quality}` }, value), make("dd", { class: "note" }, note))));
-}
-
-function describeCounted(counted, { redundancy, worker }) {
-  const node = worker?.node ?? "this node";
-  if (counted) return `of ${formatCount(counted)} that ${node} answers for`;
-  return redundancy ? `${node} answers for no blocks` : "not counted yet";
 }
 
 function spareText({ spare_nodes: spare }) {
@@ -146,15 +161,16 @@ function spareText({ spare_nodes: spare }) {
 
 // Nodes --------------------------------------------------------------------------------------------
 
-function allTargets(rows, status) {
+function allTargets(rows, { byNode }) {
   return rows.flatMap((row) => (row.statistics?.targets ?? []).map((target) => {
-    const usage = row.node === status.worker?.node ? status.worker?.usage?.[target.name] : undefined;
-    return { ...target, node: row.node, target: target.name, fill: usage?.fraction ?? fillOf(target) };
+    const usage = byNode.get(row.node)?.usage?.[target.name];
+    const fill = target.is_lost ? null : usage?.fraction ?? fillOf(target);
+    return { ...target, node: row.node, target: target.name, fill };
   }));
 }
 
-function fillOf({ slots_used: slots, slots_total: total, used_bytes: used, capacity_bytes: capacity }) {
-  if (isNumber(slots) && total > 0) return Math.min(slots / total, 1);
+// Of bytes, never of slots, which have several sizes.
+function fillOf({ used_bytes: used, capacity_bytes: capacity }) {
   return isNumber(used) && capacity > 0 ? Math.min(used / capacity, 1) : null;
 }
 
@@ -164,27 +180,32 @@ function fillQuality(fill, status) {
   return fill > (1 + high) / 2 ? "bad" : fill > high ? "warn" : "";
 }
 
-function showNodes(rows, status) {
-  const targets = allTargets(rows, status);
+function showNodes(rows, status, workers) {
+  const targets = allTargets(rows, workers);
   const draining = new Set(status.policy?.draining ?? []);
   $("nodes").tBodies[0].replaceChildren(...rows.flatMap((row) => {
     const own = targets.filter(({ node }) => node === row.node);
-    if (!row.is_alive || !own.length) return [nodeRow(row, null, draining, status)];
-    return own.map((target) => nodeRow(row, target, draining, status));
+    const age = workers.byNode.get(row.node)?.count_age_s;
+    const counted = isNumber(age) ? `${formatSpan(age)} ago` : NONE;
+    if (!row.is_alive || !own.length) return [nodeRow(row, null, draining, status, counted)];
+    return own.map((target) => nodeRow(row, target, draining, status, counted));
   }));
 }
 
-function nodeRow(row, target, draining, status) {
+function nodeRow(row, target, draining, status, counted) {
   const [text, quality] = describeState(row, target, draining);
   const cells = [make("th", { scope: "row" }, row.node), make("td", { class: `${quality} wide` }, text)];
-  if (target === null) {
-    cells.push(make("td", {}, NONE), make("td", {}, NONE), ...Array.from({ length: 5 }, () => number(NONE)));
+  if (target === null || target.is_lost) {
+    // What a lost folder held is not there any more, whatever the node remembers.
+    const name = target?.name ?? NONE;
+    cells.push(make("td", {}, name), make("td", {}, NONE), ...Array.from({ length: 5 }, () => number(NONE)));
   } else {
     cells.push(make("td", {}, target.name), make("td", {}, fillBar(target.fill, target.name, status)),
       number(formatBytes(target.used_bytes)), number(formatBytes(target.capacity_bytes)),
       number(formatCount(target.blocks)), number(formatCount(target.rejected_shards)),
       number(formatSpan(row.statistics.uptime_s)));
   }
+  cells.push(number(counted));
   return make("tr", {}, ...cells);
 }
 
@@ -212,15 +233,15 @@ function fillBar(fill, name, status) {
 
 // Redundancy, misses, ages, policy, events ---------------------------------------------------------
 
-function countRedundancy({ redundancy, code }) {
+function countRedundancy({ counts }, code) {
   const health = { whole: 0, reduced: 0, unreadable: 0 };
-  for (const [shards, blocks] of blocksByShards(redundancy)) health[shardHealth(shards, code)] += blocks;
+  for (const [shards, blocks] of blocksByShards(counts)) health[shardHealth(shards, code)] += blocks;
   return health;
 }
 
 // Pairs of a number of shards and the blocks that have so many, most shards first.
-function blocksByShards(redundancy) {
-  return (redundancy?.blocks_by_shards ?? []).map((blocks, shards) => [shards, blocks]).slice(1).reverse();
+function blocksByShards(counts) {
+  return counts.map((blocks, shards) => [shards, blocks]).slice(1).reverse();
 }
 
 function shardHealth(shards, code) {
@@ -230,27 +251,22 @@ function shardHealth(shards, code) {
 
 const HEALTH_CLASS = { whole: "good", reduced: "warn", unreadable: "bad" };
 
-function showRedundancy(status) {
-  const { redundancy, code, worker } = status;
-  if (!redundancy?.blocks_by_shards) {
-    $("redundancy-note").textContent = "The first count of shards is not finished yet.";
+function showRedundancy({ code }, workers) {
+  const { counts, redundancy } = workers;
+  if (!counts.some((blocks) => blocks > 0)) {
+    $("redundancy-note").textContent = "No block is counted yet: that takes a minute after a start.";
     $("redundancy").replaceChildren();
     return;
   }
-  const backlog = redundancy.backlog ?? worker?.backlog?.repair_blocks;
-  $("redundancy-note").textContent = `Blocks that ${worker?.node ?? "this node"} answers for, counted at `
-    + `${formatTime(finishedAt(redundancy))}; waiting for repair: ${formatCount(backlog ?? 0)}.`;
+  $("redundancy-note").textContent = `Blocks of the cluster, counted by ${describeCounts(workers)}; `
+    + `waiting for repair: ${formatCount(redundancy.repair_backlog ?? 0)}.`;
   // Numbers of shards from which a block can be read are shown even if no block has so many.
-  const rows = blocksByShards(redundancy).filter(([shards, blocks]) => blocks > 0 || shards >= (code?.k ?? 0));
+  const rows = blocksByShards(counts).filter(([shards, blocks]) => blocks > 0 || shards >= (code?.k ?? 0));
   showBars($("redundancy"), rows.map(([shards, blocks]) => {
     const health = shardHealth(shards, code);
     const text = { whole: "all", reduced: "readable", unreadable: "unreadable" }[health];
     return [`${plural(shards, "shard", "shards")} (${text})`, blocks, HEALTH_CLASS[health]];
   }));
-}
-
-function finishedAt({ at_s: at, started_at_s: started, duration_s: duration }) {
-  return at ?? (started ?? NaN) + (duration ?? 0);
 }
 
 function showMisses(rows) {
@@ -293,7 +309,7 @@ function showAges({ ages, worker }) {
   const classes = Object.entries(ages?.by_class ?? {});
   $("ages").hidden = !classes.length;
   $("ages-note").textContent = classes.length
-    ? `Shards on ${worker?.node ?? "this node"}, looked at ${formatTime(ages.at_s)}.`
+    ? `Shards on ${worker?.node ?? "this node"} alone, looked at ${formatTime(ages.at_s)}.`
     : ages ? `There are no blocks on ${worker?.node ?? "this node"}.` : "The worker has not looked yet.";
   if (!classes.length) return;
   const bounds = ages.bounds_s.map((bound) => `≤ ${formatSpan(bound)}`);
@@ -313,6 +329,7 @@ function showPolicy(policy, versions, rows) {
   const held = {};
   for (const { statistics } of rows) {
     for (const target of statistics?.targets ?? []) {
+      if (target.is_lost) continue;
       for (const [name, { blocks, bytes }] of Object.entries(target.classes ?? {})) {
         held[name] ??= { blocks: 0, bytes: 0 };
         held[name].blocks += blocks ?? 0;
