@@ -11,8 +11,9 @@ BIN := .venv/bin
 PACKAGES := $(wildcard engine erasure gc_worker kernels kvstore)
 CHECKED := $(PACKAGES) $(wildcard benchmarks demo tests)
 
-# Extra words for the tools: make test PYTEST_FLAGS="-n 2 --dist loadfile", make demo DEMO_FLAGS=...
-PYTEST_FLAGS ?=
+# Extra words for the tools: make test PYTEST_FLAGS="-k wire", make demo DEMO_FLAGS=...
+# Many tests wait for processes, so two at a time take little more than half as long.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 
