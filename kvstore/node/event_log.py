@@ -58,10 +58,13 @@ class EventLimit(logging.Filter):
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level and event on one line, whatever a peer put into it."""
+    """Time (ISO 8601, UTC), level and event on one line, whatever a peer put into it."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _format_time(record)
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(record).replace("\r", "\\r").replace("\n", "\\n")
@@ -75,9 +78,8 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
-            "time": at.isoformat(timespec="milliseconds"),
+            "time": _format_time(record),
             "level": record.levelname,
             "logger": record.name,
             "event": record.getMessage(),
@@ -88,6 +90,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def _format_time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 _PLACE = re.compile(r"(?:(\w+)=)?%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")

@@ -57,3 +57,10 @@ def test_json_line_has_each_named_value_as_a_field() -> None:
     assert line["event"] == "target open name=t01 shards=7 of x % seconds=0.250"
     assert line["fields"] == {"name": "t01", "shards": 7, "seconds": 0.25}
     assert "fields" not in json.loads(JsonFormatter().format(make_record("nothing named")))
+
+
+@pytest.mark.parametrize("formatter", [LineFormatter(), JsonFormatter()])
+def test_time_of_an_event_says_that_it_is_utc(formatter: logging.Formatter) -> None:
+    record = make_record("x")
+    record.created = 1_800_000_000.5
+    assert "2027-01-15T08:00:00.500+00:00" in formatter.format(record)
