@@ -121,6 +121,8 @@ class BatchEviction:
             # The worker before us may have been killed just after it had evicted them here.
             is_out |= (outcomes == EvictOutcome.ABSENT) | (outcomes == EvictOutcome.OTHER)
         gone = victims[is_out]
+        if is_resumed:
+            gone = await self._leave_used(gone)
         if len(gone):
             groups = group_victims(self._context.link, self._target, gone)
             await self._withdrawals.send(gone, groups)
@@ -128,6 +130,14 @@ class BatchEviction:
         self._journal.clear()
         self._on_step("cleared")
         return int((outcomes == EvictOutcome.EVICTED).sum())
+
+    async def _leave_used(self, victims: NDArray[Any]) -> NDArray[Any]:
+        """Those of `victims` that no peer has seen used since they were chosen: while there was no
+        worker, somebody may have found them at the peers and counts on them."""
+        groups = group_victims(self._context.link, self._target, victims)
+        uses = await find_last_uses(self._context, victims, groups)
+        unused: NDArray[Any] = victims[uses <= victims["used_until_s"]]
+        return unused
 
     async def _evict_own(self, victims: NDArray[Any]) -> NDArray[np.uint8]:
         outcomes: NDArray[np.uint8] = await self._context.link.ask_records(

@@ -315,6 +315,7 @@ class Eviction:
         state.is_settled = True
         await self._plan_next_ttl_look(state, look, clock)
         if gone:
+            context.usage[target.name] = await self._measure_again(target, usage)
             log.info(
                 "evicted target=%s shards=%d of=%d fill=%.3f decided_by=%s",
                 target.name,
@@ -341,6 +342,14 @@ class Eviction:
     ) -> Usage:
         space = await asyncio.to_thread(read_space_left, self.context.folder(target), SYSTEM)
         return choose_usage(found, space, is_refusing=is_refusing)
+
+    async def _measure_again(self, target: Target, before: Usage) -> Usage:
+        """How full a target is after an eviction; `before` if the node no longer serves it."""
+        stat = await self.context.link.statistics(self.context.node)
+        for one, found in self._targets(stat):
+            if one.name == target.name:
+                return await self._measure(target, found, is_refusing=False)
+        return before
 
     def _rules(self, policy: RetentionPolicy, clock: ClockState) -> EvictionRules:
         if clock is ClockState.EVEN:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -68,6 +69,7 @@ def main(words: Sequence[str] | None = None, *, on_step: StepHook = no_hook) -> 
 
 
 async def _run(arguments: WorkerArguments, on_step: StepHook) -> None:
+    _raise_descriptor_limit()
     clock = SystemClock()
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
@@ -87,6 +89,12 @@ async def _run(arguments: WorkerArguments, on_step: StepHook) -> None:
         stack.enter_context(locked_folders(folders, os.getpid()))
         listener = _listen(arguments, context)
         await _serve(context, listener, token, on_step)
+
+
+def _raise_descriptor_limit() -> None:
+    """Strangers may open connections to the control API faster than they are closed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _check_node(context: WorkerContext) -> None:

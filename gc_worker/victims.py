@@ -17,7 +17,7 @@ from .headers import Headers
 
 BATCH_VICTIMS_MAX = 1024
 """Victims that go together; as many as a request may name."""
-WITHDRAW_SLACK_S = 5
+WITHDRAW_SLACK_S = 2
 """Nodes that saw the same use wrote it down by clocks of their own, not further apart than this."""
 assert BATCH_VICTIMS_MAX <= wire.KEYS_PER_REQUEST_MAX
 

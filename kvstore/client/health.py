@@ -15,7 +15,7 @@ LATENCY_WEIGHT = 0.3
 """Share of the newest answer in the running mean of latency."""
 LATENCY_HALF_LIFE_S = 5.0
 """An old estimate fades, so that a node that was slow is tried again."""
-FULL_S = 1.0
+FULL_S = 0.5
 """For so long a node that had no room is believed to have none. Then it is asked again."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from gc_worker.columns import ColumnsBuilder, TargetColumns
 from gc_worker.cramped import plan_segment_eviction
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import StoreClient
+from kvstore.client.health import FULL_S
 from kvstore.node.segment import LOCATION_BITS
 from tests.gc_worker.worker_bench import WorkerBench
 from tests.kvstore.blocks import RandomBlocks
@@ -46,6 +48,7 @@ async def test_blocks_of_another_size_find_room_in_a_full_target(cluster: LocalC
         assert (await store.save(new.namespace, new.keys, new.sources)).failed > 0
         for _ in range(8):
             await eviction.tick()
+            await asyncio.sleep(FULL_S * 1.1)  # so long the client believes that the node is full
             await store.save(new.namespace, new.keys, new.sources)
             if await store.match(new.namespace, new.keys) == 8:
                 break

@@ -127,6 +127,34 @@ async def test_block_that_is_fetched_after_the_look_stays(cluster: LocalCluster)
         assert await bench.match(blocks) == 30
 
 
+async def test_block_that_is_saved_again_before_a_worker_resumes_stays(
+    cluster: LocalCluster,
+) -> None:
+    """The worker is gone after EVICT; a save finds the block at the peers, and counts on it."""
+
+    def die(step: str) -> None:
+        if step == "evicted":
+            raise RuntimeError("killed here")
+
+    async with WorkerBench.open(cluster) as bench:
+        blocks = await bench.save(30, seed=1)
+        stale = await bench.columns("n01")
+        context, folder = bench.contexts["n01"], cluster.target_folder("n01")
+        batch = BatchEviction(context, "n01-t0", folder, Withdrawals(context), die)
+        reasons = np.full(30, EvictReason.LEAST_USED, np.uint8)
+        with pytest.raises(RuntimeError):
+            await batch.evict(stale, np.arange(30), reasons, stale.last_used_s.copy())
+        batch.close()
+        await asyncio.sleep(max(int(stale.last_used_s.max()) + 1.05 - time.time(), 0))
+        async with StoreClient.connect(cluster.cluster_path) as store:
+            saved = await store.save(blocks.namespace, blocks.keys, blocks.sources)
+            assert saved.known + saved.stored == 30
+        resumed = BatchEviction(context, "n01-t0", folder, Withdrawals(context))
+        assert await resumed.resume() == 30
+        resumed.close()
+        assert await bench.match(blocks) == 30
+
+
 async def test_slots_that_were_reused_after_the_look_are_left_alone(cluster: LocalCluster) -> None:
     async with WorkerBench.open(cluster) as bench:
         old = await bench.save(30, seed=1)
