@@ -26,6 +26,8 @@ COLUMNS = ("setting", "heat", "unit", "default", "current", "what it is for")
 LEFT_COLUMNS = frozenset({"setting", "heat", "unit", "what it is for"})
 COLD_FIGURES = {"memory": "memory_limit_bytes", "sync": "sync"}
 """Where a node's STAT has the value of a cold setting."""
+COLD_TARGET_FIGURES = {"segment-bytes": "segment_bytes"}
+"""The same for what STAT says of each target."""
 
 app = make_group("Every setting, hot or cold, and its value.")
 
@@ -55,6 +57,10 @@ def find_cold_values(cluster_map: "ClusterMap", said: list[dict[str, Any]]) -> d
     values: dict[str, list[Any]] = {"listen": [node.address for node in cluster_map.nodes]}
     for name, figure in COLD_FIGURES.items():
         found = [one[figure] for one in said if isinstance(one.get(figure), int | str)]
+        values[name] = list(dict.fromkeys(found))
+    targets = [target for one in said for target in one.get("targets", ())]
+    for name, figure in COLD_TARGET_FIGURES.items():
+        found = [target[figure] for target in targets if isinstance(target.get(figure), int)]
         values[name] = list(dict.fromkeys(found))
     return values
 

@@ -90,7 +90,7 @@ class SlotSpace:
     def __init__(self, *, capacity_bytes: int, segment_bytes: int, slots_max: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.segments: dict[int, Segment] = {}
-        self._segment_bytes_wanted = segment_bytes
+        self.segment_bytes_wanted = segment_bytes
         self._numbers: list[int] = []
         self._slots_max = slots_max
         self._free: dict[SlotGeometry, FreeRuns] = {}
@@ -108,7 +108,7 @@ class SlotSpace:
         """How long a new segment should be; its file may be as short as half of that."""
         most = self.capacity_bytes // SEGMENTS_PER_TARGET_MIN
         least = self.capacity_bytes // (SEGMENTS_PER_TARGET_MAX // 2)
-        return max(min(self._segment_bytes_wanted, most), least)
+        return max(min(self.segment_bytes_wanted, most), least)
 
     def slots_possible(self) -> int:
         """Slots there can be at most, as long as none is smaller than those of today."""

@@ -399,6 +399,7 @@ class Target:
             "used_bytes": self.used_bytes,
             "capacity_bytes": self.space.capacity_bytes,
             "segments": len(self.space.segments),
+            "segment_bytes": self.space.segment_bytes_wanted,
             "quarantined": len(self.quarantined),
             "is_lost": self.is_lost,
             **self.space.describe(),

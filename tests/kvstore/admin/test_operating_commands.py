@@ -202,6 +202,7 @@ def test_settings_are_shown_with_their_limits_and_the_hot_ones_can_be_set(
     assert rows["sync"]["heat"] == "cold"
     assert rows["sync"]["current"] == ["interval"]
     assert rows["memory"]["current"] == [256 << 20]
+    assert rows["segment-bytes"]["current"] == [256 << 20]
     done = run(cluster, "settings", "set", "repair_bytes_per_s", "32MiB/s", "--why", "busy")
     assert done.stdout.startswith("repair_bytes_per_s: (default) -> 32.0 MiB/s; policy version")
     run(cluster, "settings", "set", "scan_interval_s", "5s")
