@@ -28,7 +28,7 @@ from ..key import Namespace
 from .channel import NodeChannel
 from .geometry import Batch
 from .health import NodeHealth
-from .inquiry import require_single_frame
+from .inquiry import SingleFrameSink, require_single_frame
 from .recall import Recalls, RefusedBatch
 
 _STORED, _KNOWN, _KEPT, _FULL = map(
@@ -251,19 +251,18 @@ class BatchSave:
         )
 
 
-class ShardWrite:
+class ShardWrite(SingleFrameSink):
     """The answer of one node to one WRITE. Once detached it knows nothing of the save any more, but
     still tells whether the node has room."""
 
     def __init__(self, save: BatchSave, shard: int, count: int, health: NodeHealth) -> None:
-        self.is_detached = False
         self._save: BatchSave | None = save
         self._health = health
         self._shard = shard
         self._outcomes: NDArray[np.uint8] = np.zeros(count, np.uint8)
 
     def detach(self) -> None:
-        self.is_detached = True
+        super().detach()
         self._save = None
 
     def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
@@ -272,9 +271,6 @@ class ShardWrite:
             raise wire.FrameError(f"{header.count} outcomes, expected {len(self._outcomes)}")
         self._outcomes = np.frombuffer(body, np.uint8)
         return ()
-
-    def on_payload(self) -> None:
-        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
         if (self._outcomes == _FULL).any():

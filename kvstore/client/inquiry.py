@@ -37,24 +37,30 @@ async def ask_node(
         channel.detach(inquiry)
 
 
-class Inquiry:
-    """The sink of `ask_node`."""
+class SingleFrameSink:
+    """The base of sinks whose answer is one frame without a payload: `on_frame` of each begins with
+    `require_single_frame`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.is_detached = False
-        self.answer: asyncio.Future[bytes] = loop.create_future()
-        self._body = b""
+    is_detached = False
 
     def detach(self) -> None:
         self.is_detached = True
+
+    def on_payload(self) -> None:
+        """`require_single_frame` refuses one."""
+
+
+class Inquiry(SingleFrameSink):
+    """The sink of `ask_node`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer: asyncio.Future[bytes] = loop.create_future()
+        self._body = b""
 
     def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         self._body = bytes(body)
         return ()
-
-    def on_payload(self) -> None:
-        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
         if not self.answer.done():

@@ -19,7 +19,7 @@ from ..cluster.placement import SPAN_BLOCKS
 from ..errors import NodeError
 from .channel import NodeChannel
 from .choose import delay_class
-from .inquiry import require_single_frame
+from .inquiry import SingleFrameSink, require_single_frame
 from .router import Lane, Router, split_into_batches
 
 NODES_ASKED = 2
@@ -158,17 +158,16 @@ class GroupMatch:
             self.done.set_result(None)
 
 
-class NodeAnswer:
+class NodeAnswer(SingleFrameSink):
     """One node's bitmap. Once detached it knows nothing of the question any more."""
 
     def __init__(self, question: GroupMatch, key_count: int) -> None:
-        self.is_detached = False
         self._question: GroupMatch | None = question
         self._key_count = key_count
         self._present: NDArray[np.bool_] = np.zeros(key_count, np.bool_)
 
     def detach(self) -> None:
-        self.is_detached = True
+        super().detach()
         self._question = None
 
     def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
@@ -178,9 +177,6 @@ class NodeAnswer:
         bits = np.unpackbits(np.frombuffer(body, np.uint8), bitorder="little")
         self._present = bits[: self._key_count].astype(np.bool_)
         return ()
-
-    def on_payload(self) -> None:
-        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
         if self._question is not None:

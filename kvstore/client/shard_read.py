@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from .. import wire
 from ..errors import NodeError
-from .inquiry import require_single_frame
+from .inquiry import SingleFrameSink, require_single_frame
 
 if TYPE_CHECKING:
     from .batch_fetch import BatchFetch
@@ -125,20 +125,12 @@ class ShardRead:
             self._fetch.on_shard_failed(self._shard, error)
 
 
-class IgnoredAnswer:
+class IgnoredAnswer(SingleFrameSink):
     """For requests whose answer changes nothing here."""
-
-    is_detached = False
-
-    def detach(self) -> None:
-        self.is_detached = True
 
     def on_frame(self, header: wire.Header, body: bytes) -> Sequence[memoryview]:
         require_single_frame(header)
         return ()
-
-    def on_payload(self) -> None:
-        """`on_frame` refuses one."""
 
     def on_end(self) -> None:
         """The node keeps the count; see STAT."""
