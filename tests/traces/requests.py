@@ -98,12 +98,12 @@ def _claude_sessions(
 
 
 def _walk_session(session: dict[str, Any]) -> Iterator[tuple[float, list[int], int]]:
-    """(start, ids of blocks of 64 tokens, input tokens) of each request, sub-agents' in place."""
+    """(start, ids of blocks of 64 tokens, input tokens) of each request, nested ones in place."""
     previous: list[int] = []
 
     def walk(entries: list[dict[str, Any]], begin_s: float) -> Iterator[tuple[float, Any]]:
         for entry in entries:
-            if entry.get("type") == "subagent":
+            if "requests" in entry:  # a conversation within this one, with times of its own
                 yield from walk(entry["requests"], begin_s + entry["t"])
             else:
                 yield begin_s + entry["t"], entry
