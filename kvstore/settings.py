@@ -1,4 +1,4 @@
-"""Every setting of a storage node and its worker: unit, limits, default, and when it takes effect.
+"""Every setting of nodes, workers and agents: unit, limits, default, and when it takes effect.
 
 A *hot* setting is a part of the policy that all nodes share (`retention`), and is obeyed within
 seconds. A *cold* one is an option of the daemon's command line: it is listed here so that it can be
@@ -124,6 +124,7 @@ _TABLE = (
         high=10 * 366 * 86_400,
         what_for="a block used within this time is worth repairing",
     ),
+    _interval("window_ttl_s", 180, "how long agents keep a window state in memory"),
     _cold("listen", "the address in the cluster map", "where the node serves (cluster map)"),
     _cold("memory", "256MiB", "limit of all buffers for shards on their way (--memory)"),
     _cold("segment-bytes", "256MiB", "length of new segment files (--segment-bytes)"),

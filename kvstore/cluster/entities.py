@@ -1,4 +1,4 @@
-"""The cluster map as an object: its nodes, targets, groups, and look-ups among them.
+"""The cluster map as an object: nodes, targets, groups, entrypoints, and look-ups among them.
 
 Nothing here reads a file (`map`), checks a rule (`validation`) or places a block (`placement`).
 A ClusterMap built by hand is not checked: `write_cluster_map` checks it.
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+
+from .address import host_of, port_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +46,11 @@ class Node:
     @property
     def host(self) -> str:
         """The host alone, without the brackets of IPv6."""
-        return self.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+        return host_of(self.address)
 
     @property
     def port(self) -> int:
-        return int(self.address.rpartition(":")[2])
+        return port_of(self.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,29 @@ class Group:
     weight: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrypoint:
+    """An agent that holds a part of the window directory. `address`: where agents reach it.
+
+    The part is chosen by the name, so an entrypoint may move to another address and keep its share.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def host(self) -> str:
+        """The host alone, without the brackets of IPv6."""
+        return host_of(self.address)
+
+    @property
+    def port(self) -> int:
+        return port_of(self.address)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterMap:
-    """Nodes, targets and groups of one cluster at one epoch.
+    """Nodes, targets, groups and entrypoints of one cluster at one epoch.
 
     `cluster`: 32 hex digits, the same for the cluster's whole life. `epoch`: grows by every change.
     The number of a target (what frames carry) is its index in `targets`. Look-ups by a name that
@@ -89,6 +111,7 @@ class ClusterMap:
     nodes: tuple[Node, ...]
     targets: tuple[Target, ...]
     groups: tuple[Group, ...]
+    entrypoints: tuple[Entrypoint, ...] = ()
 
     @property
     def cluster_id(self) -> bytes:
@@ -120,6 +143,10 @@ class ClusterMap:
         for target in self.targets:
             found[target.node].append(target)
         return MappingProxyType({name: tuple(targets) for name, targets in found.items()})
+
+    @cached_property
+    def entrypoint_by_name(self) -> Mapping[str, Entrypoint]:
+        return MappingProxyType({point.name: point for point in self.entrypoints})
 
     def node_of(self, target: str) -> Node:
         """The node that serves a target."""

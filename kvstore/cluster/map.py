@@ -13,12 +13,13 @@ import tomllib
 from pathlib import Path
 
 from ..errors import InvalidClusterMap, MissingClusterMap
-from .entities import ClusterMap, CodeShape, Group, Node, Target, default_write_acks
+from .entities import ClusterMap, CodeShape, Entrypoint, Group, Node, Target, default_write_acks
 from .validation import MAP_FORMAT, check_cluster_map
 
 __all__ = [
     "ClusterMap",
     "CodeShape",
+    "Entrypoint",
     "Group",
     "Node",
     "Target",
@@ -92,6 +93,9 @@ def render_cluster_map(cluster_map: ClusterMap) -> str:
         names = ", ".join(_quoted(name) for name in group.targets)
         lines += ["", "[[groups]]", f"name = {_quoted(group.name)}", f"targets = [{names}]"]
         lines += [] if group.weight is None else [f"weight = {float(group.weight)!r}"]
+    for point in cluster_map.entrypoints:
+        lines += ["", "[[entrypoints]]", f"name = {_quoted(point.name)}"]
+        lines += [f"address = {_quoted(point.address)}"]
     return "\n".join(lines) + "\n"
 
 

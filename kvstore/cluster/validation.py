@@ -8,15 +8,16 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from ipaddress import IPv6Address, ip_address
 
 from ..layout import SHARDS_MAX
-from .entities import ClusterMap, CodeShape, Group, Node, Target, default_write_acks
+from .address import ADDRESS_RULE, canonical_address, is_address
+from .entities import ClusterMap, CodeShape, Entrypoint, Group, Node, Target, default_write_acks
 
 MAP_FORMAT = 1
 NODES_MAX = 4096
 TARGETS_MAX = 16384
 GROUPS_MAX = 65535
+ENTRYPOINTS_MAX = 256
 EPOCH_MAX = 2**32 - 1
 SIZE_BYTES_MAX = 1 << 60
 PATH_BYTES_MAX = 4096
@@ -25,10 +26,8 @@ WEIGHT_MIN, WEIGHT_MAX = 1e-18, 2.0**60
 # A frame has 32 bytes for a target's name.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 CLUSTER_PATTERN = re.compile(r"[0-9a-f]{32}")
-IPV6_PATTERN = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
-HOST_LABEL_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+TOP_KEYS = ("format", "epoch", "cluster", "code", "nodes", "targets", "groups", "entrypoints")
 
-ADDRESS_RULE = '"host:port" with a port from 1 to 65535'
 NAME_RULE = "1 to 32 of A-Z a-z 0-9 . _ -, the first a letter or digit"
 
 
@@ -40,16 +39,20 @@ def check_cluster_map(document: dict[str, object]) -> tuple[ClusterMap | None, l
         return None, [f"format: given {_shown(given)}, expected {MAP_FORMAT}"]
     problems: list[str] = []
     top = _Table(document, "", problems)
-    top.refuse_unknown(("format", "epoch", "cluster", "code", "nodes", "targets", "groups"))
+    top.refuse_unknown(TOP_KEYS)
     epoch = top.integer("epoch", 1, EPOCH_MAX)
     cluster = top.text("cluster", "32 hex digits, lower case", CLUSTER_PATTERN.fullmatch)
     code = _check_code(top)
     nodes = [_check_node(table) for table in top.tables("nodes", NODES_MAX)]
     targets = [_check_target(table) for table in top.tables("targets", TARGETS_MAX)]
     groups = [_check_group(table) for table in top.tables("groups", GROUPS_MAX)]
+    has_entrypoints = document.get("entrypoints", []) != []
+    rows = top.tables("entrypoints", ENTRYPOINTS_MAX) if has_entrypoints else []
+    entrypoints = [_check_entrypoint(table) for table in rows]
     _check_nodes(nodes, problems)
     _check_targets(targets, nodes, problems)
     _check_groups(groups, targets, code, problems)
+    _check_entrypoints(entrypoints, nodes, problems)
     if problems:
         return None, problems
     assert epoch is not None
@@ -63,6 +66,7 @@ def check_cluster_map(document: dict[str, object]) -> tuple[ClusterMap | None, l
             nodes=tuple(node for node in nodes if node is not None),
             targets=tuple(target for target in targets if target is not None),
             groups=tuple(group for group in groups if group is not None),
+            entrypoints=tuple(point for point in entrypoints if point is not None),
         ),
         [],
     )
@@ -177,12 +181,26 @@ def _check_group(table: _Table) -> Group | None:
     return Group(name=name, targets=tuple(targets), weight=given)
 
 
+def _check_entrypoint(table: _Table) -> Entrypoint | None:
+    table.refuse_unknown(("name", "address"))
+    name = table.name()
+    address = table.text("address", ADDRESS_RULE, is_address)
+    if name is None or address is None:
+        return None
+    return Entrypoint(name=name, address=address)
+
+
 def _check_nodes(nodes: list[Node | None], problems: list[str]) -> None:
     known = [node for node in nodes if node is not None]
     _note_twice("nodes: name", [node.name for node in known], problems)
-    addresses = [_canonical_address(node.address) for node in known]
-    controls = [_canonical_address(node.control) for node in known if node.control is not None]
-    _note_twice("nodes: address", [*addresses, *controls], problems)
+    _note_twice("nodes: address", _addresses_of(known), problems)
+
+
+def _addresses_of(nodes: Iterable[Node]) -> list[str]:
+    """Every address at which a process of the map's nodes listens, each spelled in one way."""
+    nodes = list(nodes)
+    controls = [node.control for node in nodes if node.control is not None]
+    return [canonical_address(given) for given in [*(node.address for node in nodes), *controls]]
 
 
 def _check_targets(
@@ -229,44 +247,24 @@ def _check_groups(
         problems += [f"target {name}: is in no group" for name in node_of if name not in used]
 
 
+def _check_entrypoints(
+    entrypoints: list[Entrypoint | None], nodes: list[Node | None], problems: list[str]
+) -> None:
+    known = [point for point in entrypoints if point is not None]
+    _note_twice("entrypoints: name", [point.name for point in known], problems)
+    addresses = [canonical_address(point.address) for point in known]
+    _note_twice("entrypoints: address", addresses, problems)
+    of_nodes = set(_addresses_of(node for node in nodes if node is not None))
+    problems += [
+        f"entrypoints: address {address} is also an address of a node"
+        for address in sorted(of_nodes & set(addresses))
+    ]
+
+
 def _note_twice(what: str, values: Iterable[str], problems: list[str]) -> None:
     for value, count in Counter(values).items():
         if count > 1:
             problems.append(f"{what} {value} is given {count} times")
-
-
-def is_address(address: str) -> bool:
-    """Whether the text is host:port with an IPv4 address, a host name, or [IPv6]."""
-    host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535
-    if not is_port:
-        return False
-    if host.startswith("[") and host.endswith("]"):
-        return _is_ipv6(host[1:-1])
-    labels = host.split(".")
-    if labels[-1].isdigit():  # no host name ends in a number, so this must be an IPv4 address
-        return _is_ip(host)
-    return len(host) <= 253 and all(HOST_LABEL_PATTERN.fullmatch(label) for label in labels)
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_ipv6(host: str) -> bool:
-    return IPV6_PATTERN.fullmatch(host) is not None and _is_ip(host)
-
-
-def _canonical_address(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]").lower()
-    if _is_ipv6(host):
-        host = f"[{IPv6Address(host)}]"
-    return f"{host}:{int(port)}"
 
 
 def _is_path(path: str) -> bool:

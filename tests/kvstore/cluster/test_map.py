@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.cluster.address import is_address
 from kvstore.cluster.map import (
     MAP_BYTES_MAX,
     ClusterMap,
     CodeShape,
+    Entrypoint,
     Group,
     Node,
     Target,
@@ -23,7 +25,7 @@ from kvstore.cluster.map import (
     render_cluster_map,
     write_cluster_map,
 )
-from kvstore.cluster.validation import check_cluster_map, is_address
+from kvstore.cluster.validation import check_cluster_map
 from kvstore.errors import ClusterMapError, InvalidClusterMap, MissingClusterMap
 from tests.kvstore.cluster.fleets import planned_map
 
@@ -356,6 +358,7 @@ row = st.fixed_dictionaries(
             "nodes": json_like | st.lists(row, max_size=3),
             "targets": json_like | st.lists(row, max_size=3),
             "groups": json_like | st.lists(row, max_size=3),
+            "entrypoints": json_like | st.lists(row, max_size=3),
         },
     )
 )
@@ -397,6 +400,10 @@ def cluster_maps(draw: st.DrawFn) -> ClusterMap:
         groups=tuple(
             Group(name=f"g{i}", targets=group, weight=draw(weights))
             for i, group in enumerate([first, *rest])
+        ),
+        entrypoints=tuple(
+            Entrypoint(name=name, address=f"entry-{i}.example:{i + 1}")
+            for i, name in enumerate(draw(st.lists(names, max_size=3, unique=True)))
         ),
     )
 
