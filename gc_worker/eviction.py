@@ -23,6 +23,7 @@ import numpy as np
 
 from kvstore.cluster.entities import Target
 from kvstore.errors import NodeError
+from kvstore.node.container_memory import SYSTEM
 from kvstore.retention import RetentionPolicy
 from kvstore.retention_rules import CHAT_CLASS
 from kvstore.wire import EvictReason
@@ -45,7 +46,7 @@ from .plan import (
     find_next_expiry_s,
     plan_eviction,
 )
-from .space_left import SYSTEM, read_space_left
+from .space_left import read_space_left
 from .target_look import TargetLook, TargetState, last_uses_of_victims, room_wanted
 from .usage import Usage, choose_usage, read_slot_limits
 from .victims import BATCH_VICTIMS_MAX, reason_name

@@ -20,12 +20,17 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from .key import KEY_BYTES
+from .wire_records import ANNOUNCE_ANSWER as ANNOUNCE_ANSWER
+from .wire_records import ANNOUNCE_HEAD as ANNOUNCE_HEAD
+from .wire_records import ANNOUNCE_ITEM as ANNOUNCE_ITEM
 from .wire_records import EVICT_ITEM as EVICT_ITEM
+from .wire_records import HOST as HOST
 from .wire_records import LOCATION as LOCATION
 from .wire_records import PART_RECORD as PART_RECORD
 from .wire_records import REPORT_ITEM as REPORT_ITEM
 from .wire_records import SCAN_ROW as SCAN_ROW
 from .wire_records import TOUCH_ITEM as TOUCH_ITEM
+from .wire_records import WINDOW_REQUEST as WINDOW_REQUEST
 from .wire_records import WITHDRAW_ITEM as WITHDRAW_ITEM
 from .wire_records import WRITE_BATCH as WRITE_BATCH
 from .wire_records import WRITE_ITEM as WRITE_ITEM
@@ -35,7 +40,7 @@ from .wire_records import ReportOutcome as ReportOutcome
 from .wire_records import WriteOutcome as WriteOutcome
 
 MAGIC = b"CHLT"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 64
 
 BODY_BYTES_MAX = 1 << 20
@@ -48,6 +53,10 @@ POLICY_BYTES_MAX = 1 << 16
 NOTE_BYTES_MAX = 1 << 14
 READ_IS_NO_USE = 1
 """A flag of READ: repair reads shards, which must not make them younger."""
+READ_HEADS = 2
+"""A flag of READ: only what is known of the shards, no payload; no use either."""
+READ_FLAGS = READ_IS_NO_USE | READ_HEADS
+"""All flags that READ has; a node refuses others."""
 USED_NOW_S = 0xFFFF_FFFF
 """As last_used_s of a TOUCH: now, by the node's own clock."""
 PART_BYTES_TARGET = 1 << 20
@@ -90,6 +99,9 @@ class Op(IntEnum):
     TOUCH = 12
     POLICY = 13
     NOTE = 14
+    LOOKUP = 15
+    ANNOUNCE = 16
+    WINDOW = 17
 
 
 class Status(IntEnum):
@@ -211,6 +223,8 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 _OPS = frozenset(int(op) for op in Op)
+AGENT_OPS = frozenset((Op.LOOKUP, Op.ANNOUNCE, Op.WINDOW))
+"""These are asked of agents; a storage node refuses them."""
 
 
 def check_request(header: Header) -> None:
@@ -249,6 +263,9 @@ _REQUEST_BODY_BYTES = {
     Op.TOUCH: (0, TOUCH_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
     Op.POLICY: (0, 1, POLICY_BYTES_MAX),
     Op.NOTE: (0, 1, NOTE_BYTES_MAX),
+    Op.LOOKUP: (0, KEY_BYTES, KEYS_PER_REQUEST_MAX),
+    Op.ANNOUNCE: (ANNOUNCE_HEAD.itemsize, ANNOUNCE_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
+    Op.WINDOW: (WINDOW_REQUEST.itemsize, 0, 0),
 }
 """Of each request: fixed bytes of its body, bytes for each of `count`, and the most it may count.
 POLICY and NOTE carry a document, whose bytes are counted."""
@@ -299,17 +316,22 @@ def pack_read(keys: Sequence[bytes], shard_bytes: int, *, is_use: bool = True) -
     return _U32_PAIR.pack(shard_bytes, flags) + join_keys(keys)
 
 
-def parse_read(body: bytes, count: int) -> tuple[int, bool, list[bytes]]:
-    """shard_bytes, is_use and keys of a READ request."""
+def pack_read_heads(keys: Sequence[bytes], shard_bytes: int) -> bytes:
+    """Body of a READ request that asks for part records only."""
+    return _U32_PAIR.pack(shard_bytes, READ_HEADS) + join_keys(keys)
+
+
+def parse_read(body: bytes, count: int) -> tuple[int, int, list[bytes]]:
+    """shard_bytes, flags and keys of a READ request; the flags may be unknown ones."""
     keys = split_keys(body, count, _U32_PAIR.size)
     shard_bytes, flags = _U32_PAIR.unpack_from(body)
-    return shard_bytes, not flags & READ_IS_NO_USE, keys
+    return shard_bytes, flags, keys
 
 
-def parse_joined_read(body: bytes) -> tuple[int, bool, bytes]:
+def parse_joined_read(body: bytes) -> tuple[int, int, bytes]:
     """The same with the keys one after the other, for a body whose length was checked."""
     shard_bytes, flags = _U32_PAIR.unpack_from(body)
-    return shard_bytes, not flags & READ_IS_NO_USE, body[_U32_PAIR.size :]
+    return shard_bytes, flags, body[_U32_PAIR.size :]
 
 
 def pack_scan(segment: int, first_slot: int, slots_max: int) -> bytes:

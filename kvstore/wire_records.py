@@ -130,7 +130,33 @@ WITHDRAW_ITEM = np.dtype(
     ]
 )
 TOUCH_ITEM = np.dtype([("key", "V32"), ("last_used_s", "<u4"), ("zero", "<u4")])
+HOST = np.dtype("S64")
+"""Address of an agent, "ip:port" in ASCII, NUL padded; empty for nobody."""
+ANNOUNCE_HEAD = np.dtype(
+    [("host", HOST), ("instance", "<u8"), ("records", "<u4"), ("flags", "<u4")]
+)
+ANNOUNCE_ITEM = np.dtype([("key", "V32"), ("bytes", "<u4"), ("ttl_ms", "<u4")])
+ANNOUNCE_ANSWER = np.dtype(
+    [
+        ("instance", "<u8"),
+        ("entries", "<u4"),
+        ("host_entries", "<u4"),
+        ("flags", "<u4"),
+        ("zero", "<u4"),
+    ]
+)
+WINDOW_REQUEST = np.dtype(
+    [
+        ("key", "V32"),
+        ("namespace_id", "V16"),
+        ("layout", "V16"),
+        ("bytes", "<u4"),
+        ("zero", "<u4"),
+    ]
+)
 assert (LOCATION.itemsize, PART_RECORD.itemsize) == (32, 32)
 assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (96, 64, 40)
 assert (SCAN_ROW.itemsize, EVICT_ITEM.itemsize) == (24, 24)
 assert (WITHDRAW_ITEM.itemsize, TOUCH_ITEM.itemsize) == (48, 40)
+assert (ANNOUNCE_HEAD.itemsize, ANNOUNCE_ITEM.itemsize) == (80, 40)
+assert (ANNOUNCE_ANSWER.itemsize, WINDOW_REQUEST.itemsize) == (24, 72)

@@ -7,9 +7,10 @@ after a restart. Writes are refused by `write_operation`.
 from __future__ import annotations
 
 from .. import wire
-from .answers import Request, answer
+from .answers import Request, answer, refuse
 from .effects import Operation, Send
 from .node import Node
+from .read_heads import find_read_mistake
 from .scan_operation import pack_empty_scan
 
 _RECORDS = {
@@ -31,7 +32,11 @@ def answer_as_empty(node: Node, request: Request) -> Operation:
     """Answer any request to a target but WRITE. Raises wire.FrameError for a malformed body."""
     count, op = request.header.count, wire.Op(request.header.op)
     if op is wire.Op.READ:
-        wire.parse_read(request.body, count)
+        shard_bytes, flags, _ = wire.parse_read(request.body, count)
+        mistake = find_read_mistake(shard_bytes, flags)
+        if mistake:
+            yield from refuse(node, request, wire.Status.BAD_REQUEST, mistake)
+            return
         body = wire.pack_part(0, bytes(count * wire.PART_RECORD.itemsize))
     elif op is wire.Op.SCAN:
         wire.parse_scan(request.body)

@@ -100,6 +100,9 @@ def find_refusal(node: Node, session: Session, request: Request) -> tuple[wire.S
             return wire.Status.NOT_GREETED, "the first request must be HELLO"
         if header.epoch != node.epoch:
             return wire.Status.STALE_EPOCH, f"epoch {header.epoch}, expected {node.epoch}"
+        if header.op in wire.AGENT_OPS:
+            text = f"{wire.Op(header.op).name} is for an agent, and this is a storage node"
+            return wire.Status.BAD_REQUEST, text
         is_for_target = header.op not in _NODE_OPERATIONS
         if is_for_target and not _has_greeted(node, session, header.target):
             return wire.Status.NOT_GREETED, f"target {header.target} was not greeted"

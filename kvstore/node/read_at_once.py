@@ -1,4 +1,5 @@
-"""READ when nothing is to be waited for: every shard is here, in memory, and fits one frame.
+"""READ when nothing is to be waited for: every shard is here, in memory, and fits one frame; or
+only heads were asked for.
 
 Nearly every READ is of this kind. Twelve nodes on a few cores empty each other's caches, so the
 same Python costs three times what it costs in a loop, and what counts is how little of it runs for
@@ -16,6 +17,7 @@ from .. import wire
 from .answers import Request
 from .effects import Effect, FileUnreadable, Operation, Send, SendFile
 from .node import Node
+from .read_heads import describe_heads, find_read_mistake
 from .segment import ReadWay, Segment
 from .socket_transfer import SocketTransfer
 from .target import Target
@@ -87,8 +89,12 @@ def plan_read_at_once(
 ) -> CopiedAnswer | FileAnswer | None:
     """The answer to a READ as one frame, counted; None if it cannot be one."""
     count = request.header.count
-    shard_bytes, is_use, keys = wire.parse_joined_read(request.body)
+    shard_bytes, flags, keys = wire.parse_joined_read(request.body)
     payload_bytes = count * shard_bytes
+    if flags > wire.READ_IS_NO_USE:
+        if not flags & wire.READ_HEADS or find_read_mistake(shard_bytes, flags):
+            return None
+        return CopiedAnswer([describe_heads(node, target, request, shard_bytes, keys)])
     if not 0 < payload_bytes <= wire.PAYLOAD_BYTES_MAX:
         return None
     end = 0
@@ -111,7 +117,7 @@ def plan_read_at_once(
     copies = _copy_all(node, runs, pieces) if payload_bytes <= COPIED_BYTES_MAX else []
     if not copies and not all(run[0].can_send(node.disk, *run[1:]) for run in runs):
         return None
-    if is_use:
+    if not flags:
         note_use(target, runs)
     target.statistics.reads += 1
     target.statistics.shards_read += count

@@ -1,4 +1,4 @@
-"""READ: shards from segments to a peer.
+"""READ: shards from segments to a peer. What asks for their heads only is for `read_heads`.
 
 What is in memory is sent from the file by the kernel, which copies it nowhere on the way; the rest
 is read into a buffer by a thread, about 1 MiB at a time, while other connections are served. What
@@ -25,6 +25,7 @@ from .effects import Effect, NeedBuffer, Operation, Send, Work
 from .freeing import free_slots
 from .node import Node
 from .read_at_once import FileAnswer, note_use
+from .read_heads import describe_heads, find_read_mistake
 from .segment import ABSENT, Segment
 from .space import SlotRun, plan_runs
 from .target import Target
@@ -68,12 +69,17 @@ class _Span:
 
 def read(node: Node, target: Target, request: Request) -> Operation:
     """Answer a READ."""
-    shard_bytes, is_use, keys = wire.parse_read(request.body, request.header.count)
-    if not 0 < shard_bytes <= wire.PAYLOAD_BYTES_MAX:
-        text = f"shards of {shard_bytes} bytes, expected 1 to {wire.PAYLOAD_BYTES_MAX}"
-        yield from refuse(node, request, wire.Status.BAD_REQUEST, text)
+    shard_bytes, flags, keys = wire.parse_read(request.body, request.header.count)
+    mistake = find_read_mistake(shard_bytes, flags)
+    if mistake:
+        yield from refuse(node, request, wire.Status.BAD_REQUEST, mistake)
+        return
+    if flags & wire.READ_HEADS:
+        joined = wire.join_keys(keys)
+        yield Send([describe_heads(node, target, request, shard_bytes, joined)])
         return
     target.statistics.reads += 1
+    is_use = not flags & wire.READ_IS_NO_USE
     job = _Read(node, target, request, shard_bytes, is_use, keys)
     first = 0
     buffer: Buffer | None = None

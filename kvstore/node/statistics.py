@@ -37,6 +37,8 @@ class TargetStatistics:
     """Bytes of those shards."""
     misses: int = 0
     """Keys of READ requests that were answered "not here"."""
+    heads_told: int = 0
+    """Shards described to a READ that asked for their heads only, which is counted nowhere else."""
     pooled_reads: int = 0
     """Runs of slots that were not in memory and were read by a thread."""
     read_races: int = 0

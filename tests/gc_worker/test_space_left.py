@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gc_worker.space_left import (
-    SystemRoots,
-    find_mount,
-    read_container_left,
-    read_space_left,
-)
+from gc_worker.space_left import find_mount, read_space_left
+from kvstore.node.container_memory import SystemRoots, read_container_left
 
 
 def roots_of(folder: Path, files: dict[str, str]) -> SystemRoots:

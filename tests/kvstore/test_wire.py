@@ -118,10 +118,10 @@ def test_header_is_refused_when_any_byte_is_another(position: int, flip: int, se
     ("fields", "message"),
     [
         ({"magic": b"HTTP"}, "magic"),
-        ({"version": 1}, "version 1, expected 2"),
-        ({"version": 3}, "version 3, expected 2"),
+        ({"version": 2}, "version 2, expected 3"),
+        ({"version": 4}, "version 4, expected 3"),
         ({"op": 0}, "operation 0"),
-        ({"op": 15}, "operation 15"),
+        ({"op": 18}, "operation 18"),
         ({"kind": 2}, "kind 2"),
         ({"flags": 4}, "flags 4"),
         ({"flags": 3, "op": 3}, "flags 3"),
@@ -154,9 +154,9 @@ def test_request_is_only_accepted_when_its_count_fits_its_body(**fields: int) ->
         wire.check_request(header)
     except wire.FrameError:
         return
-    keyed = {2: 32, 3: 32, 4: 32, 5: 64, 6: 32, 7: 40, 10: 24, 11: 48, 12: 40}
+    keyed = {2: 32, 3: 32, 4: 32, 5: 64, 6: 32, 7: 40, 10: 24, 11: 48, 12: 40, 15: 32, 16: 40}
     documents = {13: 65_536, 14: 16_384}
-    bytes_fixed = {1: 48, 4: 8, 5: 96, 9: 16}.get(header.op, 0)
+    bytes_fixed = {1: 48, 4: 8, 5: 96, 9: 16, 16: 80, 17: 72}.get(header.op, 0)
     bytes_each = keyed.get(header.op, 1 if header.op in documents else 0)
     assert header.body_bytes == bytes_fixed + header.count * bytes_each
     assert header.count <= documents.get(header.op, 1024 if header.op in keyed else 0)
@@ -191,7 +191,11 @@ def test_keys_are_split_as_they_were_joined(
 ) -> None:
     assert wire.split_keys(wire.join_keys(keys), len(keys)) == keys
     body = wire.pack_read(keys, shard_bytes, is_use=is_use)
-    assert wire.parse_read(body, len(keys)) == (shard_bytes, is_use, keys)
+    flags = 0 if is_use else wire.READ_IS_NO_USE
+    assert wire.parse_read(body, len(keys)) == (shard_bytes, flags, keys)
+    assert wire.parse_joined_read(body) == (shard_bytes, flags, wire.join_keys(keys))
+    heads = wire.pack_read_heads(keys, shard_bytes)
+    assert wire.parse_read(heads, len(keys)) == (shard_bytes, wire.READ_HEADS, keys)
 
 
 @given(keys=KEYS, count=U32, cut=st.integers(0, 40))

@@ -50,7 +50,7 @@ def test_frame_header_lies_as_its_page_says() -> None:
     data = read_golden("frame_read_response")
     body = data[64:]
     assert data[:4] == b"CHLT"
-    assert data[4:8] == bytes([2, 4, 1, 0])
+    assert data[4:8] == bytes([3, 4, 1, 0])
     assert struct.unpack_from("<QIIIHHQQQ", data, 8) == (
         *(2, 9, 0, 2, 0, 4),
         *(len(body), 11392, xxh3_64_intdigest(body)),
@@ -100,6 +100,12 @@ def test_scan_lies_as_its_page_says() -> None:
     assert data[120:] == bytes(24)
 
 
+def test_flags_of_a_read_lie_as_their_page_says() -> None:
+    assert read_golden("frame_read_request")[64:72] == struct.pack("<II", 11392, 0)
+    heads = read_golden("frame_read_heads_request")[64:]
+    assert struct.unpack("<II32s", heads) == (11392, 2, KEY)
+
+
 def test_items_of_evictions_lie_as_their_page_says() -> None:
     evict = read_golden("frame_evict_request")[64:]
     assert struct.unpack("<QQIB3s", evict) == (
@@ -113,3 +119,30 @@ def test_items_of_evictions_lie_as_their_page_says() -> None:
     )
     touch = read_golden("frame_touch_request")[64:]
     assert struct.unpack("<32sII", touch) == (KEY, 1_800_000_000, 0)
+
+
+def test_announcement_lies_as_its_page_says() -> None:
+    body = read_golden("frame_announce_request")[64:]
+    assert struct.unpack_from("<64sQII", body) == (
+        b"[2001:db8::1]:7070" + bytes(46),
+        *(0x0102030405060708, 361, 0),
+    )
+    assert struct.unpack_from("<32sII", body, 80) == (KEY, 1_415_040, 180_000)
+    assert struct.unpack_from("<32sII", body, 120) == (KEY[::-1], 0, 0)
+    answer = read_golden("frame_announce_response")[64:]
+    assert struct.unpack("<QIIII", answer) == (0x1112131415161718, 70_000, 361, 1, 0)
+
+
+def test_lookup_and_window_lie_as_their_page_says() -> None:
+    hosts = read_golden("frame_lookup_response")[64:]
+    assert hosts == b"10.1.2.3:7070" + bytes(51) + bytes(64)
+    request = read_golden("frame_window_request")[64:]
+    assert struct.unpack("<32s16s16sII", request) == (
+        *(KEY, b"namespace 16 by.", b"layout finger 16"),
+        *(1_415_040, 0),
+    )
+    head = read_golden("frame_window_response")[64:]
+    assert struct.unpack("<32s16s16sQII", head) == (
+        *(KEY, b"namespace 16 by.", b"layout finger 16"),
+        *(0x1112131415161718, 4096, 179_500),
+    )

@@ -24,7 +24,7 @@ def test_hello_is_answered_with_the_nodes_own(tmp_path: Path) -> None:
 
 def test_first_request_must_be_hello(tmp_path: Path, rng: random.Random) -> None:
     with served_node(tmp_path) as served, served.client(is_greeted=False) as client:
-        for op in (Op.MATCH, Op.STAT, Op.LOCATE, Op.EVICT, Op.TOUCH, Op.POLICY, Op.NOTE):
+        for op in (Op.MATCH, Op.STAT, Op.LOCATE, Op.EVICT, Op.TOUCH, Op.POLICY, Op.NOTE, Op.LOOKUP):
             assert client.ask(op).status is Status.NOT_GREETED
         assert client.ask_write(make_shards(rng, 2, 100)).status is Status.NOT_GREETED
         assert client.hello().status is Status.OK
@@ -81,3 +81,17 @@ def test_requests_to_the_node_itself_need_any_greeted_target(tmp_path: Path) -> 
             assert answer.status is Status.OK
         scan = wire.pack_scan(0, 0, 1)
         assert client.ask(Op.SCAN, target=1, body=scan).status is Status.NOT_GREETED
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "count"), [(Op.LOOKUP, 64, 2), (Op.ANNOUNCE, 80 + 40, 1), (Op.WINDOW, 72, 0)]
+)
+def test_node_refuses_what_is_for_agents_and_serves_on(
+    tmp_path: Path, op: Op, size: int, count: int
+) -> None:
+    with served_node(tmp_path) as served, served.client() as client:
+        for _ in range(2):
+            answer = client.ask(op, body=bytes(size), count=count)
+            assert answer.status is Status.BAD_REQUEST
+            assert answer.body.decode() == f"{op.name} is for an agent, and this is a storage node"
+        assert client.match([bytes(32)]) == [False]

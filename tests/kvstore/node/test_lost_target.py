@@ -83,6 +83,8 @@ def test_lost_target_answers_every_request_as_an_empty_one_does(
         (Op.MATCH, joined),
         (Op.LOCATE, joined),
         (Op.READ, wire.pack_read(keys, SHARD_BYTES)),
+        (Op.READ, wire.pack_read_heads(keys, SHARD_BYTES)),
+        (Op.READ, wire.pack_read_heads(keys, 0)),
         (Op.FORGET, joined),
         (Op.REPORT, reports),
         (Op.EVICT, evictions),

@@ -92,6 +92,22 @@ def test_answer_at_once_notes_the_use_if_it_is_one(
     assert used_s == [now_s - 100, now_s if is_use else now_s - 100, now_s - 100]
 
 
+@pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, SHARD_BYTES + 1])
+def test_heads_at_once_are_those_of_the_operation(
+    driven: DrivenNode, rng: random.Random, shard_bytes: int
+) -> None:
+    shards = make_shards(rng, 20, SHARD_BYTES)
+    driven.write(shards[::2])
+    body = wire.pack_read_heads(keys_of(shards), shard_bytes)
+    frame = wire.pack_frame(
+        wire.Op.READ, wire.KIND_REQUEST, request_id=5, body=body, count=20, epoch=EPOCH
+    )
+    request = Request(wire.parse_header(frame), body, driven.clock.monotonic_s() + 10.0)
+    answer = plan_at_once(driven.node, Session({IDENTITY.name}), request)
+    assert isinstance(answer, CopiedAnswer)
+    assert sent(driven, answer) == driven.ask(wire.Op.READ, body, 20)
+
+
 @pytest.mark.parametrize("count", [2, MANY])
 class TestWhatIsLeftToTheOperation:
     """Nothing is counted, and the operation serves or refuses the request."""

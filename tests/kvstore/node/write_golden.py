@@ -14,6 +14,7 @@ import numpy as np
 from kvstore import wire
 from kvstore.node.segment import SegmentShape, TargetIdentity, pack_segment_header
 from kvstore.node.slot import SLOT_HEADER, SlotGeometry, seal_headers
+from kvstore.window.record import WindowRecord
 
 FOLDER = Path(__file__).parent / "golden"
 KEY = bytes(range(32))
@@ -69,6 +70,10 @@ def read_request() -> bytes:
         deadline_ms=250,
         target=4,
     )
+
+
+def read_heads_request() -> bytes:
+    return _request(wire.Op.READ, wire.pack_read_heads([KEY], 11392))
 
 
 def read_response() -> bytes:
@@ -167,6 +172,53 @@ def touch_request() -> bytes:
     return _request(wire.Op.TOUCH, np.array([(KEY, 1_800_000_000, 0)], wire.TOUCH_ITEM).tobytes())
 
 
+def lookup_response() -> bytes:
+    """Of two keys, one that nobody has."""
+    hosts = np.array([b"10.1.2.3:7070", b""], wire.HOST)
+    return wire.pack_frame(
+        wire.Op.LOOKUP, wire.KIND_RESPONSE, request_id=2, body=hosts.tobytes(), count=2, epoch=9
+    )
+
+
+def announce_request() -> bytes:
+    """A record that lives for 180 s more, and one that is gone."""
+    head = np.array([(b"[2001:db8::1]:7070", 0x0102030405060708, 361, 0)], wire.ANNOUNCE_HEAD)
+    items = np.array([(KEY, 1_415_040, 180_000), (KEY[::-1], 0, 0)], wire.ANNOUNCE_ITEM)
+    return _request(wire.Op.ANNOUNCE, head.tobytes() + items.tobytes(), count=2)
+
+
+def announce_response() -> bytes:
+    answer = np.array([(0x1112131415161718, 70_000, 361, 1, 0)], wire.ANNOUNCE_ANSWER)
+    return wire.pack_frame(
+        wire.Op.ANNOUNCE, wire.KIND_RESPONSE, request_id=2, body=answer.tobytes(), epoch=9
+    )
+
+
+def window_request() -> bytes:
+    row = (KEY, b"namespace 16 by.", b"layout finger 16", 1_415_040, 0)
+    return _request(wire.Op.WINDOW, np.array([row], wire.WINDOW_REQUEST).tobytes(), count=0)
+
+
+def window_response() -> bytes:
+    """Without its payload."""
+    record = WindowRecord(
+        key=KEY,
+        namespace_id=b"namespace 16 by.",
+        layout_prefix=b"layout finger 16",
+        xxh3=0x1112131415161718,
+        view=memoryview(bytes(4096)),
+        put_at_s=0.0,
+    )
+    return wire.pack_frame(
+        wire.Op.WINDOW,
+        wire.KIND_RESPONSE,
+        request_id=2,
+        body=record.pack_head(ttl_left_s=179.5),
+        count=1,
+        payload_bytes=4096,
+    )
+
+
 def _request(op: wire.Op, body: bytes, *, count: int = 1, payload_bytes: int = 0) -> bytes:
     return wire.pack_frame(
         op,
@@ -186,6 +238,7 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
     "segment_header": segment_header,
     "frame_hello_request": hello_request,
     "frame_read_request": read_request,
+    "frame_read_heads_request": read_heads_request,
     "frame_read_response": read_response,
     "frame_refusal": refusal,
     "frame_write_request": write_request,
@@ -195,6 +248,11 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
     "frame_evict_request": evict_request,
     "frame_withdraw_request": withdraw_request,
     "frame_touch_request": touch_request,
+    "frame_lookup_response": lookup_response,
+    "frame_announce_request": announce_request,
+    "frame_announce_response": announce_response,
+    "frame_window_request": window_request,
+    "frame_window_response": window_response,
 }
 
 
