@@ -11,13 +11,17 @@
     |   |-- NodeRefused                                 it answered that it will not do this
     |   |-- DeadlineExceeded   (also TimeoutError)      no answer within the time allowed
     |   `-- ProtocolError                               what it sent is not our protocol
+    |-- AgentError                                      the agent of this host failed
+    |   |-- AgentUnreachable   (also ConnectionError)   not there, gone, or it does not answer
+    |   `-- AgentRefused                                it answered that it will not do this
     `-- TargetError
         |-- TargetLocked                                a live process owns the folder
         |-- TargetMismatch                              the folder belongs to something else
         `-- TargetDamaged                               its identity or a segment is damaged
 
 Normal outcomes are not here: a miss, a shorter run, "not stored" are values. Inside the client a
-`NodeError` costs one shard and ends there; `fetch`, `match` and `save` never raise one.
+`NodeError` costs one shard and ends there; `fetch`, `match` and `save` never raise one. All of an
+`AgentClient` raises AgentError: without its agent it can do nothing, and there are no others.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class ClientClosed(StoreError, RuntimeError):
     """The client was closed, or never opened, and is asked to do something."""
 
     def __init__(self, operation: str) -> None:
-        super().__init__(f"{operation}: the client is closed; open a new one with StoreClient")
+        super().__init__(f"{operation}: the client is closed; open a new one")
         self.operation = operation
 
 
@@ -80,12 +84,12 @@ class InvalidClusterMap(ClusterMapError, ValueError):
 
 
 class NodeError(StoreError):
-    """One node failed an operation."""
+    """One node failed an operation. `noun`: what it is, where that is no storage node."""
 
     exit_code = 4
 
-    def __init__(self, node: str, detail: str) -> None:
-        super().__init__(f"node {node}: {detail}")
+    def __init__(self, node: str, detail: str, *, noun: str = "node") -> None:
+        super().__init__(f"{noun} {node}: {detail}")
         self.node = node
         self.detail = detail
 
@@ -108,6 +112,28 @@ class DeadlineExceeded(NodeError, TimeoutError):
 
 class ProtocolError(NodeError):
     """The peer sent bytes that are not a valid frame; the connection is closed."""
+
+
+class AgentError(StoreError):
+    """The agent of this host, behind `socket_path`, failed an operation."""
+
+    exit_code = 4
+
+    def __init__(self, socket_path: str | Path, detail: str) -> None:
+        super().__init__(f"agent {socket_path}: {detail}")
+        self.socket_path = Path(socket_path)
+        self.detail = detail
+
+
+class AgentUnreachable(AgentError, ConnectionError):
+    """There is no agent, it has ended, or it did not answer within the time allowed.
+
+    A client connects again by itself; the same call may work a moment later.
+    """
+
+
+class AgentRefused(AgentError):
+    """The agent answered that it will not serve the request, or cannot."""
 
 
 class TargetError(StoreError):

@@ -10,7 +10,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -123,13 +123,25 @@ class KeyChain:
         self._pending = b""
         self._images: list[ImageSpan] = []
 
+    @classmethod
+    def after(cls, namespace: Namespace, keys: Sequence[bytes]) -> Self:
+        """A chain that goes on behind the blocks of `keys`, which no image span reaches over."""
+        chain = cls(namespace)
+        chain.keys = list(keys)
+        chain.token_count = len(keys) * BLOCK_TOKENS
+        chain._previous = keys[-1] if keys else namespace.namespace_id
+        return chain
+
     def append(self, token_ids: TokenIds, images: Iterable[ImageSpan] = ()) -> list[bytes]:
         """Take the next tokens of the prompt; return the keys of the blocks they complete.
 
         Positions of `images` count from the start of the prompt, and each span lies within the
         tokens of this call. On an error nothing has changed.
         """
-        encoded = _token_bytes(token_ids)
+        return self.append_encoded(encode_tokens(token_ids), images)
+
+    def append_encoded(self, encoded: bytes, images: Iterable[ImageSpan] = ()) -> list[bytes]:
+        """`append` for tokens that `encode_tokens` has checked."""
         end = self.token_count + len(encoded) // TOKEN_BYTES
         spans = self._images + _checked_images(images, start=self.token_count, end=end)
         material = self._pending + encoded if self._pending else encoded
@@ -143,9 +155,21 @@ class KeyChain:
         return new_keys
 
     def _hash_blocks(self, material: bytes, spans: list[ImageSpan]) -> list[bytes]:
+        """Keys of the blocks in `material`. A long prompt waits for this: the loop is kept bare."""
+        if spans:
+            return self._hash_blocks_with_images(material, spans)
+        previous = self._previous
+        sha256, keys = hashlib.sha256, []
+        whole = len(material) - len(material) % BLOCK_TOKEN_BYTES
+        for at in range(0, whole, BLOCK_TOKEN_BYTES):
+            previous = sha256(previous + material[at : at + BLOCK_TOKEN_BYTES]).digest()
+            keys.append(previous)
+        return keys
+
+    def _hash_blocks_with_images(self, material: bytes, spans: list[ImageSpan]) -> list[bytes]:
         view = memoryview(material)
         first_block = len(self.keys)
-        by_block = _images_by_block(spans) if spans else {}
+        by_block = _images_by_block(spans)
         previous = self._previous
         keys = []
         for index in range(len(material) // BLOCK_TOKEN_BYTES):
@@ -204,8 +228,8 @@ def _checked_images(images: Iterable[ImageSpan], *, start: int, end: int) -> lis
     return spans
 
 
-def _token_bytes(token_ids: TokenIds) -> bytes:
-    """The ids as little-endian int32, four bytes each."""
+def encode_tokens(token_ids: TokenIds) -> bytes:
+    """The ids as little-endian int32, four bytes each. Raises InvalidArgument like block_keys."""
     if isinstance(token_ids, np.ndarray):
         return _array_bytes(token_ids)
     if isinstance(token_ids, array) and token_ids.typecode in "bBhHiIlLqQ":

@@ -2,13 +2,20 @@
 
 from ..key import KeyChain, Namespace
 from ..layout import BlockLayout, Section
+from .agent_blocking import BlockingAgentClient
+from .agent_client import AgentClient
+from .agent_results import PromptMatch
+from .arena_run import ArenaRun
 from .blocking import BlockingStoreClient
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
 from .statistics import NodeReport
 from .store_client import StoreClient
 
 __all__ = [
+    "AgentClient",
+    "ArenaRun",
     "BlockLayout",
+    "BlockingAgentClient",
     "BlockingStoreClient",
     "ClientCounters",
     "FetchEnd",
@@ -16,6 +23,7 @@ __all__ = [
     "KeyChain",
     "Namespace",
     "NodeReport",
+    "PromptMatch",
     "SaveResult",
     "Section",
     "StoreClient",

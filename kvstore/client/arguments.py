@@ -14,6 +14,7 @@ import numpy as np
 
 from erasure.code import BufferAddresses, ErasureError, addresses_of
 
+from ..arena.region import RunMemory
 from ..errors import InvalidArgument
 from ..key import KEY_BYTES, Namespace
 
@@ -52,6 +53,28 @@ def check_range(keys: Sequence[bytes], buffers: Sequence[ReadableBuffer], first_
             given=f"{len(buffers)} buffers",
             expected=f"{len(keys) - first_block}, one for each of {len(keys)} keys from "
             f"block {first_block} on",
+        )
+
+
+def check_run(
+    namespace: Namespace, keys: Sequence[bytes], run: RunMemory, first_block: int, place: int
+) -> None:
+    """The blocks of `keys` from `first_block` on fit into the run from its block `place` on."""
+    check_first_block(keys, first_block)
+    if not isinstance(run, RunMemory):
+        raise InvalidArgument("run", given=type(run).__name__, expected="a RunMemory")
+    if run.layout.layout.fingerprint != namespace.layout.fingerprint:
+        raise InvalidArgument(
+            "run",
+            given=f"one of the layout {run.layout.layout.fingerprint.hex()[:16]}",
+            expected=f"the namespace's layout {namespace.layout.fingerprint.hex()[:16]}",
+        )
+    room = run.layout.blocks - (len(keys) - first_block)
+    if type(place) is not int or not 0 <= place <= room:
+        raise InvalidArgument(
+            "place",
+            given=f"{place!r} for {len(keys) - first_block} blocks",
+            expected=f"room for them in a run of {run.layout.blocks} blocks",
         )
 
 

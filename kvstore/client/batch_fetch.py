@@ -11,10 +11,9 @@ drained by the channels and cannot touch the caller's memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from erasure.code import Code
 
@@ -22,9 +21,9 @@ from .. import wire
 from ..errors import NodeError
 from .channel import NodeChannel
 from .choose import choose_shards
-from .geometry import Batch
+from .geometry import ShardPlaces
 from .results import ClientCounters, FetchEnd
-from .shard_read import IgnoredAnswer, ShardRead
+from .shard_read import ShardRead, report_shards
 from .verify import BlockVerifier
 
 HEDGE_MIN_S = 0.01
@@ -39,7 +38,6 @@ the last one that came are late, and the parity is asked for. It is not asked fo
 beginning: it would be a tenth more bytes, for the network and for the caller's processor, in every
 fetch."""
 
-REPORT_DEADLINE_S = 1.0
 GRACE_FACTOR = 0.25
 GRACE_MAX_S = 0.002
 """With k shards there and data among the missing, so much longer (as a share of the time until
@@ -58,17 +56,29 @@ class BatchResult:
     """What it took to put the blocks together and check them."""
 
 
+class EarlierShards(NamedTuple):
+    """What a batch has already of a fetch in another order, which this one completes."""
+
+    verifier: BlockVerifier
+    answered: Collection[int]
+    """Shards whose nodes have said all they will say."""
+    has_parts: bool
+    """There may be something of other shards too."""
+
+
 class BatchFetch:
     """One fetch of one batch; use once. `channels[j]` reaches the node that holds shard j."""
 
     def __init__(
         self,
-        batch: Batch,
+        batch: ShardPlaces,
         keys: Sequence[bytes],
         channels: Sequence[NodeChannel],
         code: Code,
         counters: ClientCounters,
         loop: asyncio.AbstractEventLoop,
+        *,
+        earlier: EarlierShards | None = None,
     ) -> None:
         self._keys = keys
         self._body = wire.pack_read(keys, batch.shard_bytes)
@@ -77,11 +87,12 @@ class BatchFetch:
         self._loop = loop
         self._code = code
         self.batch = batch
-        self.verifier = BlockVerifier(batch, keys, code)
+        self._answered = frozenset(earlier.answered if earlier else ())
+        self.verifier = earlier.verifier if earlier else BlockVerifier(batch, keys, code)
         self._unasked: list[int] = []
         self._pending: dict[int, ShardRead] = {}
         self._is_settled = False
-        self.has_assembled = False
+        self.has_assembled = earlier is not None and earlier.has_parts
         self._done: asyncio.Future[None] = loop.create_future()
         self._end = FetchEnd.TOO_FEW_SHARDS
         self._timers: list[asyncio.TimerHandle] = []
@@ -90,26 +101,32 @@ class BatchFetch:
         self._asked_at_s = 0.0
         self._deadline_s = 0.0
         self._rejected = 0
-        self._ended = 0
+        self._ended = len(self._answered)
         self._decode_s = 0.0
 
     async def run(self, deadline_s: float) -> BatchResult:
         """Asks, waits and verifies; returns after `deadline_s` seconds at the latest."""
         self._deadline_s = deadline_s
-        delays = [channel.health.expected_delay_s() for channel in self._channels]
-        chosen = choose_shards(delays, k=self._code.k)
-        if len(chosen) < self._code.k:
+        delays = [
+            None if j in self._answered else channel.health.expected_delay_s()
+            for j, channel in enumerate(self._channels)
+        ]
+        needed = max(self._code.k - len(self._answered), 0)
+        chosen = choose_shards(delays, k=needed)
+        if len(chosen) < needed:
             return self._result()
         self._unasked = [
             j for j, delay in enumerate(delays) if delay is not None and j not in chosen
         ]
-        usual_s = sorted(delays[j] or 0.0 for j in chosen)[len(chosen) // 2]
+        usual_s = sorted(delays[j] or 0.0 for j in chosen)[len(chosen) // 2] if chosen else 0.0
         self._call_later(min(max(HEDGE_FACTOR * usual_s, HEDGE_MIN_S), HEDGE_MAX_S), self._ask_all)
         self._call_later(deadline_s, self._on_deadline)
         self._asked_at_s = self._loop.time()
         try:
             for shard in chosen:
                 self._ask(shard)
+            if self._answered:
+                self._go_on()
             await self._done
         finally:
             self._settle()
@@ -137,6 +154,10 @@ class BatchFetch:
         self._assemble()
         self._finish()
 
+    def give_up(self) -> None:
+        """From now on nothing is written. Whoever waits for `run` is to be cancelled."""
+        self._settle()
+
     def _settle(self) -> None:
         self._is_settled = True
         for timer in self._timers:
@@ -149,6 +170,14 @@ class BatchFetch:
             self._channels[shard].detach(read)
             self._unasked.append(shard)
         self._pending.clear()
+
+    def _go_on(self) -> None:
+        """As if the answers that came earlier had come now."""
+        for shard in self._answered:
+            if None in self.verifier.arrived(shard)[1]:
+                self._ask_further()
+        if not self._pending:
+            self._check()
 
     # Asking -------------------------------------------------------------------------------------
 
@@ -201,16 +230,8 @@ class BatchFetch:
         """Shards of these blocks, with their generations, arrived with a wrong checksum: their node
         is told to look at them again."""
         self._count_rejected(len(generations))
-        items = np.zeros(len(generations), wire.REPORT_ITEM)
-        items["key"] = np.frombuffer(b"".join(self._keys[row] for row in generations), "V32")
-        items["generation"] = np.array(list(generations.values()), np.uint64)
-        self._channels[shard].submit(
-            wire.Op.REPORT,
-            IgnoredAnswer(),
-            body=items.tobytes(),
-            count=len(items),
-            deadline_s=REPORT_DEADLINE_S,
-        )
+        keys = [self._keys[row] for row in generations]
+        report_shards(self._channels[shard], keys, list(generations.values()))
 
     def _count_rejected(self, count: int) -> None:
         self._rejected += count

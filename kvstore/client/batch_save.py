@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
 from erasure.code import Code
 
@@ -26,7 +25,7 @@ from .. import wire
 from ..errors import NodeError
 from ..key import Namespace
 from .channel import NodeChannel
-from .geometry import Batch
+from .geometry import ShardPlaces
 from .health import NodeHealth
 from .inquiry import SingleFrameSink, require_single_frame
 from .recall import Recalls, RefusedBatch
@@ -40,7 +39,8 @@ _STORED, _KNOWN, _KEPT, _FULL = map(
         wire.WriteOutcome.FULL,
     ),
 )
-BLOCKS_IN_CACHE = 8
+IN_CACHE_BYTES = 1 << 20
+"""Blocks of about so many bytes are encoded, and then hashed while they are in the cache still."""
 STRAGGLER_WAIT_S = 0.25
 """Once every block can be read, the nodes that are missing for `write_acks` get so much longer."""
 SILENT_S = 1.0
@@ -63,7 +63,7 @@ class BatchSave:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: ShardPlaces,
         *,
         namespace: Namespace,
         keys: Sequence[bytes],
@@ -130,22 +130,25 @@ class BatchSave:
     def _encode_and_hash(self, shards: list[list[memoryview]]) -> list[list[int]]:
         """Fills the parity; payload_xxh3 of each shard's blocks. A few blocks at a time, so that
         they are read from memory once and not a second time for hashing."""
-        self._batch.spread_tails()
-        addresses, k = self._batch.shard_addresses, self._code.k
+        batch, k = self._batch, self._code.k
+        batch.spread_tails()
         sums: list[list[int]] = [[] for _ in shards]
-        for first in range(0, len(self._batch), BLOCKS_IN_CACHE):
-            end = first + BLOCKS_IN_CACHE
-            self._code.encode_at(
-                np.ascontiguousarray(addresses[first:end, :k]),
-                np.ascontiguousarray(addresses[first:end, k:]),
-                shard_bytes=self._batch.shard_bytes,
-            )
-            for views, checksums in zip(shards, sums, strict=True):
-                checksums += map(xxh3_64_intdigest, views[first:end])
+        step = max(1, IN_CACHE_BYTES // batch.block_bytes)
+        for first in range(0, len(batch), step):
+            end = first + step
+            for column in batch.columns:
+                self._code.encode_at(
+                    np.ascontiguousarray(column.addresses[first:end, :k]),
+                    np.ascontiguousarray(column.addresses[first:end, k:]),
+                    shard_bytes=column.bytes,
+                )
+            for shard, views in enumerate(shards):
+                pieces = batch.pieces_per_shard(shard)
+                sums[shard] += batch.checksums(shard, views[first * pieces : end * pieces])
         return sums
 
     def _shard_views(self) -> list[list[memoryview]]:
-        """For each shard its bytes in every block."""
+        """For each shard its bytes in every block, in one or more pieces."""
         width = self._code.k + self._code.m
         return [self._batch.shard_views(shard, 0, len(self._batch)) for shard in range(width)]
 
@@ -171,7 +174,7 @@ class BatchSave:
         head["ttl_class"] = self._ttl_class.encode()
         head["k"], head["m"], head["shard"] = self._code.k, self._code.m, shard
         head["shard_bytes"] = self._batch.shard_bytes
-        head["block_bytes"] = self._batch.geometry.block_bytes
+        head["block_bytes"] = self._batch.block_bytes
         head["anchor"] = np.void(self._anchor)
         return head.tobytes()
 

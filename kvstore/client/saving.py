@@ -16,7 +16,7 @@ from ..key import Namespace
 from .batch_save import BatchSave, BatchSaveResult
 from .channel import NodeChannel
 from .context import ClientContext, batch_blocks
-from .geometry import Batch, ShardGeometry
+from .geometry import BlockMemory
 from .inquiry import ask_node
 from .matching import present_blocks
 from .pipeline import SAVES_IN_FLIGHT, run_in_order
@@ -36,34 +36,22 @@ async def save_blocks(
     keys: Sequence[bytes],
     *,
     first_block: int,
-    views: Sequence[memoryview],
-    addresses: NDArray[np.uintp],
+    memory: BlockMemory,
     ttl_class: str,
     deadline_s: float,
 ) -> SaveResult:
-    """Blocks `first_block` to the end of `keys` from `views`, which begin at `addresses`."""
+    """Blocks `first_block` to the end of `keys` from `memory`, which has as many."""
     router = context.router
-    geometry = ShardGeometry(namespace.layout.block_bytes, router.code.k, router.code.m)
     started_at_s = context.clock()
     end_at_s = started_at_s + deadline_s
     inquiry_s = min(INQUIRY_DEADLINE_S, deadline_s * INQUIRY_SHARE)
-    runs, doubtful = await _unknown_runs(
-        context, keys, first_block, geometry.block_bytes, inquiry_s
-    )
+    runs, doubtful = await _unknown_runs(context, keys, first_block, memory.block_bytes, inquiry_s)
 
     async def save_one(start: int, end: int) -> BatchSaveResult:
-        place = slice(start - first_block, end - first_block)
         channels = router.shard_channels(router.span_of(keys, start), Lane.WRITE)
-        with context.scratch.lend((end - start) * geometry.scratch_bytes) as (scratch, address):
-            batch = Batch(
-                geometry,
-                blocks=views[place],
-                addresses=addresses[place],
-                scratch=scratch,
-                scratch_address=address,
-            )
+        with context.scratch.lend((end - start) * memory.scratch_bytes) as (scratch, address):
             save = BatchSave(
-                batch,
+                memory.batch(start - first_block, end - first_block, scratch, address),
                 namespace=namespace,
                 keys=keys[start:end],
                 anchor=anchor_of(keys, start),
@@ -82,7 +70,7 @@ async def save_blocks(
     context.counters.blocks_saved += stored
     return SaveResult(
         stored=stored,
-        known=len(views)
+        known=len(memory)
         - doubtful
         - sum(end - start for start, end in runs)
         + sum(one.known for one in results),

@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from xxhash import xxh3_64_intdigest
+import numpy as np
 
 from .. import wire
 from ..errors import NodeError
+from .channel import NodeChannel
+from .geometry import ShardPlaces
 from .inquiry import SingleFrameSink, require_single_frame
 
-if TYPE_CHECKING:
-    from .batch_fetch import BatchFetch
+REPORT_DEADLINE_S = 1.0
+
+
+class ShardTaker(Protocol):
+    """Who judges the shards that arrived (`BlockVerifier`)."""
+
+    def has_shard(self, row: int, shard: int) -> bool:
+        """Are these bytes good already, so that nobody may write there again?"""
+
+    def on_shards(
+        self, shard: int, rows: Sequence[int], payload_xxh3: list[int], block_xxh3: list[int]
+    ) -> None:
+        """The shard of the blocks `rows` is in place and matches its own checksum."""
+
+
+class ShardFetch(Protocol):
+    """What a read needs of the fetch that it belongs to (`BatchFetch`)."""
+
+    @property
+    def batch(self) -> ShardPlaces:
+        """Where the shards go."""
+
+    @property
+    def verifier(self) -> ShardTaker:
+        """Who takes those that are good."""
+
+    @property
+    def has_assembled(self) -> bool:
+        """May some shards be good already, so that each place must be asked for?"""
+
+    def on_shards_missing(self, count: int) -> None:
+        """The node does not have the shard of so many blocks."""
+
+    def on_shards_rejected(self, shard: int, generations: dict[int, int]) -> None:
+        """Shards of these blocks, with their generations, arrived with a wrong checksum."""
+
+    def on_shard_ended(self, shard: int, *, is_whole: bool) -> None:
+        """The answer is complete; `is_whole`: for every block a good shard."""
+
+    def on_shard_failed(self, shard: int, error: NodeError) -> None:
+        """There is no (more) answer."""
 
 
 class ShardRead:
@@ -23,9 +64,9 @@ class ShardRead:
     already: the others go to waste. Once detached it knows nothing of the fetch any more.
     """
 
-    def __init__(self, fetch: BatchFetch, shard: int) -> None:
+    def __init__(self, fetch: ShardFetch, shard: int) -> None:
         self.is_detached = False
-        self._fetch: BatchFetch | None = fetch
+        self._fetch: ShardFetch | None = fetch
         self._shard = shard
         self._block_count = len(fetch.batch)
         self._shard_bytes = fetch.batch.shard_bytes
@@ -74,26 +115,27 @@ class ShardRead:
             self._fetch.on_shards_missing(len(self._part.heads) - len(rows))
         return rows
 
-    def _places(self, fetch: BatchFetch) -> list[memoryview]:
+    def _places(self, fetch: ShardFetch) -> list[memoryview]:
         """Where the shards of `_rows` go: each in its place, unless what lies there is good."""
-        rows, batch, verifier = self._rows, fetch.batch, fetch.verifier
-        if isinstance(rows, range):
-            views = batch.shard_views(self._shard, rows.start, rows.stop)
-        else:
-            views = [batch.shard_view(row, self._shard) for row in rows]
+        rows, shard, batch = self._rows, self._shard, fetch.batch
         self._is_wanted = None
         if fetch.has_assembled:
-            waste = memoryview(bytearray(self._shard_bytes))
-            self._is_wanted = [not verifier.has_shard(row, self._shard) for row in rows]
-            views = [
-                view if keep else waste for view, keep in zip(views, self._is_wanted, strict=True)
-            ]
+            self._is_wanted = [not fetch.verifier.has_shard(row, shard) for row in rows]
+        elif isinstance(rows, range):
+            return batch.shard_views(shard, rows.start, rows.stop)
+        views: list[memoryview] = []
+        waste = memoryview(bytearray(self._shard_bytes))
+        for index, row in enumerate(rows):
+            places = batch.shard_views(shard, row, row + 1)
+            if self._is_wanted is not None and not self._is_wanted[index]:
+                places = [waste[: len(place)] for place in places]
+            views += places
         return views
 
     def on_payload(self) -> None:
         fetch, part, rows = self._fetch, self._part, self._rows
         assert fetch is not None, "the payload of a detached sink goes to waste"
-        computed = list(map(xxh3_64_intdigest, self._views))
+        computed = fetch.batch.checksums(self._shard, self._views)
         self._views = []
         if self._is_whole and self._is_wanted is None and computed == part.payload_xxh3:
             fetch.verifier.on_shards(self._shard, rows, computed, part.block_xxh3)
@@ -105,7 +147,7 @@ class ShardRead:
         if rejected:
             fetch.on_shards_rejected(self._shard, rejected)
 
-    def _judge(self, fetch: BatchFetch, row: int, computed: int, rejected: dict[int, int]) -> None:
+    def _judge(self, fetch: ShardFetch, row: int, computed: int, rejected: dict[int, int]) -> None:
         part, at = self._part, row - self._part.first
         if computed != part.payload_xxh3[at]:
             rejected[row] = part.generations[at]
@@ -123,6 +165,20 @@ class ShardRead:
     def on_failure(self, error: NodeError) -> None:
         if self._fetch is not None:
             self._fetch.on_shard_failed(self._shard, error)
+
+
+def report_shards(channel: NodeChannel, keys: Sequence[bytes], generations: Sequence[int]) -> None:
+    """Tells the node behind `channel` to look at these shards again: they came with wrong bytes."""
+    items = np.zeros(len(keys), wire.REPORT_ITEM)
+    items["key"] = np.frombuffer(b"".join(keys), "V32")
+    items["generation"] = np.array(generations, np.uint64)
+    channel.submit(
+        wire.Op.REPORT,
+        IgnoredAnswer(),
+        body=items.tobytes(),
+        count=len(items),
+        deadline_s=REPORT_DEADLINE_S,
+    )
 
 
 class IgnoredAnswer(SingleFrameSink):

@@ -19,25 +19,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..arena.region import RunMemory
 from ..cluster.entities import ClusterMap
 from ..cluster.source import FileMapSource, MapSource
 from ..errors import ClientClosed, ClusterMapError
 from ..key import Namespace
+from ..retention import RetentionPolicy
 from .arguments import (
     check_deadline,
     check_first_block,
     check_keys,
     check_range,
+    check_run,
     check_ttl_class,
     hold_buffers,
 )
 from .context import ClientContext
 from .fetching import fetch_blocks
+from .geometry import BufferMemory, ShardGeometry
+from .layered_fetch import fetch_run_by_layer
 from .matching import match_blocks
 from .notes import NoteSender
+from .policy_question import ask_policy
 from .recall import Recalls
 from .results import ClientCounters, FetchResult, SaveResult
 from .router import Router
+from .run_batch import RunBlocks
+from .run_fetching import fetch_run_by_block
 from .saving import forget_blocks, save_blocks
 from .scratch import ScratchPool
 from .statistics import NodeReport, ask_statistics
@@ -184,19 +192,54 @@ class StoreClient:
         check_keys(namespace, keys)
         check_range(keys, buffers, first_block)
         deadline_s = check_deadline(deadline_s)
-        block_bytes = namespace.layout.block_bytes
-        views, held = hold_buffers(buffers, block_bytes, writable=True)
+        views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=True)
         with held:
             result = await fetch_blocks(
                 context,
                 keys,
                 first_block=first_block,
-                views=views,
-                addresses=held.addresses,
-                block_bytes=block_bytes,
+                memory=BufferMemory(views, held.addresses, _geometry(context, namespace)),
                 deadline_s=deadline_s,
             )
         context.notes.book.note_fetch(namespace, asked=len(views), result=result)
+        context.notes.wake()
+        return result
+
+    async def fetch_run(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        run: RunMemory,
+        *,
+        first_block: int,
+        place: int = 0,
+        is_by_layer: bool = False,
+        on_ready: Callable[[int, int], None],
+        deadline_s: float,
+    ) -> FetchResult:
+        """For agents: reads blocks `first_block` to the end of `keys` into a run, from its block
+        `place` on.
+
+        `on_ready(section, blocks)`: that section of so many leading blocks of this call is there
+        and verified; called only when it has become more. Otherwise as `fetch`: nothing of the run
+        is written after the return, also when this is cancelled. Raises InvalidArgument,
+        ClientClosed.
+        """
+        context = self._context("fetch_run")
+        check_keys(namespace, keys)
+        check_run(namespace, keys, run, first_block, place)
+        fetch = fetch_run_by_layer if is_by_layer else fetch_run_by_block
+        result = await fetch(
+            context,
+            namespace,
+            keys,
+            run,
+            first_block=first_block,
+            place=place,
+            on_ready=on_ready,
+            deadline_s=check_deadline(deadline_s),
+        )
+        context.notes.book.note_fetch(namespace, asked=len(keys) - first_block, result=result)
         context.notes.wake()
         return result
 
@@ -229,11 +272,41 @@ class StoreClient:
                 namespace,
                 keys,
                 first_block=first_block,
-                views=views,
-                addresses=held.addresses,
+                memory=BufferMemory(views, held.addresses, _geometry(context, namespace)),
                 ttl_class=ttl_class,
                 deadline_s=deadline_s,
             )
+
+    async def save_run(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        run: RunMemory,
+        *,
+        first_block: int,
+        place: int = 0,
+        ttl_class: str = "chat",
+        deadline_s: float,
+    ) -> SaveResult:
+        """For agents: stores blocks `first_block` to the end of `keys` out of a run, from its block
+        `place` on. Otherwise as `save`: from the return on, also when this is cancelled, the run
+        may be changed. Raises InvalidArgument, ClientClosed.
+        """
+        context = self._context("save_run")
+        check_keys(namespace, keys)
+        check_run(namespace, keys, run, first_block, place)
+        check_ttl_class(ttl_class)
+        code = context.router.code
+        count = len(keys) - first_block
+        return await save_blocks(
+            context,
+            namespace,
+            keys,
+            first_block=first_block,
+            memory=RunBlocks(run, place=place, count=count, k=code.k, m=code.m),
+            ttl_class=ttl_class,
+            deadline_s=check_deadline(deadline_s),
+        )
 
     async def forget(
         self,
@@ -257,6 +330,11 @@ class StoreClient:
         """What each node says of itself, in the map's order; also of nodes that do not answer."""
         context = self._context("node_reports")
         return await ask_statistics(context, check_deadline(deadline_s))
+
+    async def ask_policy(self, *, turn: int = 0, deadline_s: float = 1.0) -> RetentionPolicy:
+        """For agents: the retention policy that one node has, number `turn` of the map's, counted
+        round and round. Raises NodeError if that node gives none, InvalidArgument, ClientClosed."""
+        return await ask_policy(self._context("ask_policy"), turn, check_deadline(deadline_s))
 
     def _context(self, operation: str) -> ClientContext:
         """What an operation works with; the map is looked at now and then."""
@@ -292,3 +370,8 @@ class StoreClient:
             return
         self._old_routers.remove(router)
         router.close()
+
+
+def _geometry(context: ClientContext, namespace: Namespace) -> ShardGeometry:
+    code = context.router.code
+    return ShardGeometry(namespace.layout.block_bytes, code.k, code.m)

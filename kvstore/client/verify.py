@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
 from erasure.code import Code
 
 from .. import wire
-from .geometry import Batch
+from .geometry import ShardPlaces, checksum_of
 
 
 class BlockVerifier:
@@ -27,7 +26,7 @@ class BlockVerifier:
     assigning slices, and only what is out of the ordinary is looked at block by block.
     """
 
-    def __init__(self, batch: Batch, keys: Sequence[bytes], code: Code) -> None:
+    def __init__(self, batch: ShardPlaces, keys: Sequence[bytes], code: Code) -> None:
         n, width = len(batch), code.k + code.m
         self._batch = batch
         self._keys = keys
@@ -40,6 +39,13 @@ class BlockVerifier:
         self._is_decoded = [False] * n
         self._has_begun = False
         self._liars = 0
+        self._stuck_row = len(batch)
+        """The first block that was found beyond help. Those behind it are of no use to anybody, and
+        each would cost as many attempts."""
+        self._told_liars = 0
+        self._pins: dict[int, tuple[Sequence[int], int]] = {}
+        """The only data shards and version in which a block may still be delivered, because some of
+        it was already."""
 
     def on_shards(
         self, shard: int, rows: Sequence[int], payload_xxh3: list[int], block_xxh3: list[int]
@@ -52,10 +58,39 @@ class BlockVerifier:
             self._arrived[shard] += len(rows)
             return
         for row, payload, version in zip(rows, payload_xxh3, block_xxh3, strict=True):
-            if not self.has_shard(row, shard):
+            if not self.has_shard(row, shard) and self._may_take(row, shard, payload, version):
                 self._payload_xxh3[shard][row] = payload
                 self._versions[shard][row] = version
                 self._arrived[shard] += 1
+
+    def arrived(self, shard: int) -> tuple[list[int], list[int | None]]:
+        """payload_xxh3 and block_xxh3 of a shard by block; None: it has not arrived."""
+        return self._payload_xxh3[shard], self._versions[shard]
+
+    def pin(self, row: int, data_xxh3: Sequence[int], version: int) -> None:
+        """Part of block `row` was delivered: whatever comes, its bytes there never change.
+
+        `data_xxh3` are the checksums of its k data shards, which combine to `version`. What is not
+        of that is forgotten, and not taken any more.
+        """
+        self._has_begun = True  # blocks are looked at one by one from now on
+        self._pins[row] = (data_xxh3, version)
+        for shard in self._shards_of(row):
+            found = self._versions[shard][row]
+            assert found is not None
+            if not self._may_take(row, shard, self._payload_xxh3[shard][row], found):
+                self._versions[shard][row] = None
+                self._arrived[shard] -= 1
+
+    def _may_take(self, row: int, shard: int, payload: int, version: int) -> bool:
+        """May these bytes become a part of the block? Only if it is pinned they may not."""
+        pin = self._pins.get(row)
+        if pin is None:
+            return True
+        data_xxh3, wanted = pin
+        is_liar = shard < self._code.k and payload != data_xxh3[shard]
+        self._liars += is_liar and version == wanted
+        return version == wanted and not is_liar
 
     def has_shard(self, row: int, shard: int) -> bool:
         """Are these bytes good already, so that nobody may write there again?"""
@@ -98,7 +133,7 @@ class BlockVerifier:
 
         Returns how many shards were found that match their own checksum and lie all the same.
         """
-        liars_before = self._liars
+        self._stuck_row = len(self._batch)
         if not self._has_begun and (alike := self._whole_alike()):
             self._assemble_rows(range(len(self._batch)), alike)
         self._has_begun = True
@@ -110,7 +145,9 @@ class BlockVerifier:
                     rows_by_shards[tuple(usable)].append(row)
         for shards, rows in rows_by_shards.items():
             self._assemble_rows(rows, shards)
-        return self._liars - liars_before
+        liars = self._liars - self._told_liars
+        self._told_liars = self._liars
+        return liars
 
     def _whole_alike(self) -> list[int]:
         """k or more shards that arrived for every block, all of one version; or none."""
@@ -152,8 +189,11 @@ class BlockVerifier:
             version = self._versions[sources[0]][row]
             if computed == version:
                 self._accept(row, is_decoded=bool(missing))
-            elif self._rescue(row, shards):
-                self._accept(row, is_decoded=True)
+            elif row < self._stuck_row:
+                if self._rescue(row, shards):
+                    self._accept(row, is_decoded=True)
+                else:
+                    self._stuck_row = row
 
     def _accept_all(self, *, is_decoded: bool) -> None:
         n = len(self._keys)
@@ -169,47 +209,62 @@ class BlockVerifier:
         self._is_decoded[row] = is_decoded
 
     def _decode(self, rows: Sequence[int], missing: Sequence[int], sources: Sequence[int]) -> None:
-        addresses = self._batch.shard_addresses[list(rows)]
-        self._code.reconstruct_at(
-            missing,
-            sources,
-            addresses[:, list(sources)],
-            addresses[:, list(missing)],
-            shard_bytes=self._batch.shard_bytes,
-        )
+        for column in self._batch.columns:
+            addresses = column.addresses[list(rows)]
+            self._code.reconstruct_at(
+                missing,
+                sources,
+                addresses[:, list(sources)],
+                addresses[:, list(missing)],
+                shard_bytes=column.bytes,
+            )
         for j in missing:
             for row in rows:
-                self._payload_xxh3[j][row] = xxh3_64_intdigest(self._batch.shard_view(row, j))
+                self._payload_xxh3[j][row] = checksum_of(self._batch.shard_views(j, row, row + 1))
 
     def _rescue(self, row: int, shards: Sequence[int]) -> bool:
         """Looks for the one shard that lies: leaves out each in turn, in memory of its own."""
         k, version = self._code.k, self._versions[shards[0]][row]
         if len(shards) <= k:
             return False
+        copies = self._copy_shards(row, shards)
         for suspect in shards:
+            if row in self._pins and suspect < k:
+                continue  # it was checked by itself, and others may be using it
             sources = [j for j in shards if j != suspect][:k]
             wanted = [j for j in range(k) if j not in sources]
-            rebuilt = self._rebuild(row, wanted, sources)
+            rebuilt = self._rebuild(copies, wanted, sources)
             columns = [[self._payload_xxh3[j][row]] for j in range(k)]
             for j, shard in zip(wanted, rebuilt, strict=True):
-                columns[j] = [xxh3_64_intdigest(shard.data)]
+                columns[j] = [checksum_of([shard.data])]
             if wire.combine_checksums([self._keys[row]], columns)[0] == version:
                 self._liars += 1
                 for j, shard in zip(wanted, rebuilt, strict=True):
-                    self._batch.shard_view(row, j)[:] = shard.data
+                    self._batch.write_shard(row, j, shard.data)
                 return True
         return False
 
-    def _rebuild(self, row: int, wanted: list[int], sources: list[int]) -> NDArray[np.uint8]:
-        """The `wanted` shards of one block from `sources`, uint8 (wanted, shard_bytes)."""
+    def _copy_shards(self, row: int, shards: Sequence[int]) -> NDArray[np.uint8]:
+        """The shards of one block in one piece each, uint8 (k + m, shard_bytes): there are many
+        ways to leave one out, and however many columns they have where they lie."""
+        size = self._batch.shard_bytes
+        copies = np.empty((self._code.k + self._code.m, size), np.uint8)
+        for shard in shards:
+            copies[shard].data[:] = b"".join(self._batch.shard_views(shard, row, row + 1))
+        return copies
+
+    def _rebuild(
+        self, copies: NDArray[np.uint8], wanted: list[int], sources: list[int]
+    ) -> NDArray[np.uint8]:
+        """The `wanted` shards of one block out of `sources`, uint8 (wanted, shard_bytes)."""
         size = self._batch.shard_bytes
         rebuilt = np.empty((len(wanted), size), np.uint8)
-        places = rebuilt.ctypes.data + np.arange(len(wanted), dtype=np.uintp) * np.uintp(size)
-        self._code.reconstruct_at(
-            wanted,
-            sources,
-            self._batch.shard_addresses[[row]][:, sources],
-            places[None, :].astype(np.uintp),
-            shard_bytes=size,
-        )
+        given, made = _row_addresses(copies), _row_addresses(rebuilt)
+        self._code.reconstruct_at(wanted, sources, given[:, sources], made, shard_bytes=size)
         return rebuilt
+
+
+def _row_addresses(rows: NDArray[np.uint8]) -> NDArray[np.uintp]:
+    """Where each row of a matrix begins, uintp (1, rows): the table of one block."""
+    start = np.array([[rows.ctypes.data]], np.uintp)
+    return start + np.arange(len(rows), dtype=np.uintp) * np.uintp(rows.shape[1])

@@ -22,9 +22,17 @@ class Target:
 class RandomBlocks:
     """`count` blocks of one chain. Equal seeds give equal keys and equal bytes."""
 
-    def __init__(self, count: int, *, block_bytes: int, seed: int, tenant: str = "test") -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        block_bytes: int,
+        seed: int,
+        tenant: str = "test",
+        layout: BlockLayout | None = None,
+    ) -> None:
         rng = np.random.default_rng(seed)
-        layout = BlockLayout(sections=(Section("all", block_bytes),))
+        layout = layout or BlockLayout(sections=(Section("all", block_bytes),))
         self.block_bytes = block_bytes
         self.namespace = Namespace(
             model="random", weights="r1", tokenizer="t1", layout=layout, tenant=tenant

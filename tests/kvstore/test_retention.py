@@ -105,6 +105,13 @@ def test_undo_goes_on_before_a_later_change() -> None:
     assert policy.undo(**sign()).undo(**sign()).ttl_of("agent") == 259_200
 
 
+def test_window_states_live_three_minutes_unless_the_policy_says_otherwise() -> None:
+    assert DEFAULT_POLICY.setting("window_ttl_s") == 180
+    changed = DEFAULT_POLICY.with_setting("window_ttl_s", 600, **sign())
+    assert RetentionPolicy.parse(changed.to_json()).setting("window_ttl_s") == 600
+    assert changed.with_setting("window_ttl_s", None, **sign()).setting("window_ttl_s") == 180
+
+
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -124,6 +131,9 @@ def test_undo_goes_on_before_a_later_change() -> None:
         (lambda p: p.with_setting("scrub_is_on", 1, **sign()), "true or false"),
         (lambda p: p.with_setting("ttl_interval_s", True, **sign()), "a whole number of seconds"),
         (lambda p: p.with_setting("ttl_interval_s", 0, **sign()), "from 1 to 86400"),
+        (lambda p: p.with_setting("window_ttl_s", 0, **sign()), "of seconds from 1 to 86400"),
+        (lambda p: p.with_setting("window_ttl_s", 86_401, **sign()), "of seconds from 1 to 86400"),
+        (lambda p: p.with_setting("window_ttl_s", 60.5, **sign()), "a whole number of seconds"),
         (lambda p: p.with_draining("../x", True, **sign()), "1 to 32 of A-Z"),
         (lambda p: p.with_ttl("agent", 1, who="", why="", at_s=1), "printable text of 1 to 64"),
         (lambda p: p.with_ttl("agent", 1, who="a\nb", why="", at_s=1), "on one line"),

@@ -1,4 +1,4 @@
-"""A peer that the test plays, and channels to it."""
+"""A peer that the test plays and channels to it; a smaller cluster of real nodes."""
 
 import asyncio
 import socket
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client.channel import NodeChannel
 from kvstore.client.health import Breaker, NodeHealth
 from tests.kvstore.client.scripted_peer import CLUSTER, TARGET, Dial, ScriptedPeer
@@ -58,3 +59,13 @@ async def dial() -> AsyncIterator[Dial]:
         channel.close()
     await asyncio.sleep(0)
     assert not escaped
+
+
+@pytest.fixture(scope="session")
+def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Six healthy nodes, code 4+2."""
+    folder = tmp_path_factory.mktemp("small-cluster")
+    with LocalCluster.start(
+        folder / "c", nodes=6, k=4, m=2, target_size_bytes=256 << 20
+    ) as cluster:
+        yield cluster

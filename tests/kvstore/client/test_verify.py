@@ -211,3 +211,104 @@ def test_a_good_shard_is_not_replaced_by_a_later_one() -> None:
     fetched.verifier.assemble()
     assert fetched.verifier.leading_blocks == 2
     assert np.array_equal(fetched.blocks, stored.blocks)
+
+
+# Blocks of which a part was delivered ---------------------------------------------------------
+
+
+def pin(fetched: Fetched, block: int) -> None:
+    """As a fetch by layers does with a block of which a section was delivered."""
+    stored = fetched.stored
+    sums = [xxh3_64_intdigest(shard) for shard in stored.shards[block][: stored.code.k]]
+    fetched.verifier.pin(block, sums, stored.versions[block])
+
+
+@settings(max_examples=40)
+@given(
+    given_shards=st.sets(st.integers(0, 3), min_size=1),
+    lying=st.sets(st.integers(0, 5), max_size=2),
+    others=st.sets(st.integers(0, 5)),
+    pinned_first=st.booleans(),
+)
+def test_a_pinned_block_is_completed_to_itself_or_not_at_all(
+    given_shards: set[int], lying: set[int], others: set[int], pinned_first: bool
+) -> None:
+    """Whatever arrives of it, before or after: what was delivered stays to the bit."""
+    stored = store(4, 2, 4096, 2, seed=3)
+    fetched = Fetched(stored)
+    for shard in given_shards:
+        fetched.deliver(1, shard)
+    delivered = {shard: bytes(fetched.batch.shard_view(1, shard)) for shard in given_shards}
+    if pinned_first:
+        pin(fetched, 1)
+    for shard in sorted((lying | others) - given_shards):
+        if shard in lying:
+            fetched.deliver_lie(1, shard)
+        else:
+            fetched.deliver_lie(1, shard, version=12345)
+    if not pinned_first:
+        pin(fetched, 1)
+    fetched.verifier.assemble()
+    for shard in range(4):
+        fetched.deliver(0, shard)
+    fetched.verifier.assemble()
+    for shard, payload in delivered.items():
+        assert bytes(fetched.batch.shard_view(1, shard)) == payload
+    if fetched.verifier.leading_blocks == 2:
+        assert np.array_equal(fetched.blocks[1], stored.blocks[1])
+
+
+def test_a_pinned_block_takes_parity_for_what_is_missing_and_leaves_out_what_lies() -> None:
+    stored = store(4, 2, 4096, 1, seed=4)
+    for lie in (2, 4, 5):
+        fetched = Fetched(stored)
+        for shard in (0, 1):
+            fetched.deliver(0, shard)
+        pin(fetched, 0)
+        for shard in (2, 3, 4, 5):
+            if shard == lie:
+                fetched.deliver_lie(0, shard)
+            elif (lie, shard) != (4, 2):
+                fetched.deliver(0, shard)
+        liars = fetched.verifier.assemble()
+        assert fetched.verifier.leading_blocks == 1, lie
+        assert np.array_equal(fetched.blocks[0], stored.blocks[0])
+        assert liars == (lie != 5), lie
+
+
+def test_a_pinned_block_is_never_completed_in_another_version() -> None:
+    stored, other = store(4, 2, 4096, 1, seed=5), store(4, 2, 4096, 1, seed=6)
+    fetched = Fetched(stored)
+    fetched.deliver(0, 0)
+    pin(fetched, 0)
+    for shard in range(1, 6):
+        payload = other.shards[0][shard]
+        fetched.verifier.on_shards(
+            shard, range(1), [xxh3_64_intdigest(payload)], [other.versions[0]]
+        )
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 0
+    assert not fetched.verifier.can_run_grow(coming=0)
+    assert bytes(fetched.batch.shard_view(0, 0)) == stored.shards[0][0]
+
+
+def test_blocks_behind_one_that_is_beyond_help_are_left_until_it_is_not() -> None:
+    stored = store(4, 2, 4096, 3, seed=7)
+    fetched = Fetched(stored)
+    for block in range(3):
+        for shard in range(5):
+            if shard == 2 or (block, shard) == (1, 3):
+                fetched.deliver_lie(block, shard)
+            else:
+                fetched.deliver(block, shard)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1
+    fetched.deliver(1, 5)
+    fetched.verifier.assemble()
+    assert fetched.verifier.leading_blocks == 1, "two of its six shards lie"
+    again = Fetched(stored)
+    for block in range(3):
+        for shard in range(5):
+            (again.deliver_lie if shard == 2 else again.deliver)(block, shard)
+    assert again.verifier.assemble() == 3
+    assert again.verifier.leading_blocks == 3

@@ -1,0 +1,77 @@
+"""What an `AgentClient` returns beside the results that it shares with `StoreClient`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..policy import HitPlan
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptMatch:
+    """What of a prompt can be had: `kvstore.policy.HitPlan`, where its window state is, and where
+    the time went. Positions and lengths are in tokens."""
+
+    matched_blocks: int
+    """Leading blocks that are stored; more than the plan uses."""
+    hit_tokens: int
+    replay_tokens: int
+    window_anchor: int | None
+    window_host: str
+    """Address of the agent that has the window state; empty if it is this host's, or none is
+    used."""
+    keys: list[bytes] = field(repr=False)
+    """Of all full blocks of the prompt: what `fetch` and `save` want."""
+    hash_s: float
+    match_s: float
+    """What the agent took to ask the storage nodes."""
+    lookup_s: float
+    """What it took to find the window state."""
+
+    @property
+    def plan(self) -> HitPlan:
+        return HitPlan(
+            hit_tokens=self.hit_tokens,
+            replay_tokens=self.replay_tokens,
+            window_anchor=self.window_anchor,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFetch:
+    """`is_found`: the window record lies, verified, where it was wanted."""
+
+    is_found: bool
+    host: str
+    """Address of the agent that had it; empty if it was this host's."""
+    elapsed_s: float
+
+
+class RunOperation(Generic[ResultT]):
+    """A fetch into a run, or a save out of one, that goes on while its caller does other things.
+
+    `await` it in an event loop, or `join` it in a thread; as often as wanted. Either raises
+    AgentError if the agent refused, or has gone.
+    """
+
+    def __init__(self, future: Future[ResultT]) -> None:
+        self._future = future
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def join(self) -> ResultT:
+        """Wait in this thread. It ends with the operation's deadline and a second, at the latest.
+        Not for the thread of the client's event loop."""
+        return self._future.result()
+
+    def __await__(self) -> Generator[Any, None, ResultT]:
+        # Shielded: who gives up waiting does not give up the operation.
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()

@@ -1,0 +1,276 @@
+"""A leased run of the arena, as an engine sees it: its memory, and what of it is ready.
+
+Readiness is read from the run's progress table, which the agent's workers fill, so that waiting for
+a section costs no message. Nothing here asks the agent for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from ..arena.progress import ProgressReader
+from ..arena.region import RunMemory
+from ..arena.run_layout import TABLE_HEAD_BYTES, RunLayout
+from ..errors import AgentError, InvalidArgument
+
+SLEEP_S_MAX = 3600.0
+"""The kernel counts milliseconds in 32 bits."""
+
+
+class _State(Enum):
+    LEASED = "leased"
+    FETCHING = "being fetched into"
+    HANDED_OVER = "handed over to be saved"
+    RELEASED = "released"
+    LOST = "lost with its agent"
+
+
+class ArenaRun:
+    """Memory for `blocks` blocks, laid out section by section. Release it, or use it in `with`.
+
+    After the release, and after a call raised AgentError, the memory may be somebody else's: views
+    of it must not be used any more. One thread at a time waits for a run, either by `wait_ready`
+    or, in the client's event loop, by `until_ready`.
+    """
+
+    def __init__(
+        self,
+        memory: RunMemory,
+        number: int,
+        eventfd: int,
+        *,
+        give_back: Callable[[int], None],
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+    ) -> None:
+        """The run owns `eventfd` from now on."""
+        self.number = number
+        self._memory = memory
+        self._eventfd = eventfd
+        self._give_back = give_back
+        self._loop = loop
+        self._clock = clock
+        self._state = _State.LEASED
+        self._failure: AgentError | None = None
+        self._is_answered = False
+        self._progress: ProgressReader | None = None
+        self._state_lock = Lock()
+        self._waiting_lock = Lock()
+        self._sleepers: set[asyncio.Future[None]] = set()
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that have room here: those asked for, or fewer if the arena was full."""
+        return self._memory.layout.blocks
+
+    @property
+    def layout(self) -> RunLayout:
+        """Where everything lies in the run."""
+        return self._memory.layout
+
+    @property
+    def address(self) -> int:
+        """Where the run begins in this process's memory; offsets of `layout` count from here."""
+        self._check()
+        return self._memory.address
+
+    def section(self, section: int) -> memoryview:
+        """A section of all blocks, writable: block after block, sections[section].bytes each."""
+        self._check()
+        return self._memory.section(section)
+
+    def part(self, section: int, block: int) -> memoryview:
+        """A section of one block, writable."""
+        self._check()
+        if not 0 <= block < self.blocks:
+            raise InvalidArgument("block", given=block, expected=f"0 to {self.blocks - 1}")
+        return self._memory.part(section, block)
+
+    # Readiness ----------------------------------------------------------------------------------
+
+    def ready_blocks(self, section: int) -> int:
+        """So many leading blocks of the fetch have this section, verified. Raises AgentError."""
+        self._check()
+        progress = self._read_progress()
+        return 0 if progress is None else min(progress.ready_blocks(section), self.blocks)
+
+    @property
+    def is_ended(self) -> bool:
+        """Nothing more comes; also where no fetch was begun, or the run is lost."""
+        if self._state is not _State.FETCHING or self._is_answered:
+            return True
+        progress = self._read_progress()
+        return progress is not None and progress.is_ended
+
+    def wait_ready(self, section: int, blocks: int, deadline_s: float) -> int:
+        """Block this thread until `blocks` leading blocks have the section, nothing more comes, or
+        `deadline_s` is over; the number that have it. Raises AgentError as soon as the agent dies.
+        """
+        end_s = self._clock() + deadline_s
+        if not self._waiting_lock.acquire(timeout=min(max(deadline_s, 0.0), SLEEP_S_MAX)):
+            return self.ready_blocks(section)
+        try:
+            while True:
+                # In this order: what came before the end is counted.
+                is_ended = self.is_ended
+                ready = self.ready_blocks(section)
+                left_s = end_s - self._clock()
+                if ready >= blocks or is_ended or left_s <= 0:
+                    return ready
+                poll = select.poll()
+                poll.register(self._eventfd, select.POLLIN)
+                poll.poll(math.ceil(min(left_s, SLEEP_S_MAX) * 1000))
+                self._clear_event()
+        finally:
+            self._waiting_lock.release()
+
+    async def until_ready(self, section: int, blocks: int, deadline_s: float) -> int:
+        """`wait_ready` for the client's event loop."""
+        end_s = self._clock() + deadline_s
+        while True:
+            is_ended = self.is_ended
+            ready = self.ready_blocks(section)
+            left_s = end_s - self._clock()
+            if ready >= blocks or is_ended or left_s <= 0:
+                return ready
+            await self.until_changed(left_s)
+
+    async def until_changed(self, deadline_s: float) -> None:
+        """Return when something became ready or ended since the last return, or at the deadline."""
+        self._check()
+        sleeper: asyncio.Future[None] = self._loop.create_future()
+        if not self._sleepers:
+            self._loop.add_reader(self._eventfd, self._wake_sleepers)
+        self._sleepers.add(sleeper)
+        try:
+            await asyncio.wait({sleeper}, timeout=max(deadline_s, 0.0))
+        finally:
+            self._sleepers.discard(sleeper)
+            if not self._sleepers and self._eventfd >= 0:
+                self._loop.remove_reader(self._eventfd)
+
+    def _wake_sleepers(self) -> None:
+        self._clear_event()
+        for sleeper in self._sleepers:
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    def _clear_event(self) -> None:
+        """Before the table is read: an event that comes behind this wakes the next wait at once.
+        The event of an end stays, for all who wait."""
+        with self._state_lock, suppress(BlockingIOError):
+            if self._state is _State.FETCHING and not self._is_answered:
+                os.eventfd_read(self._eventfd)
+
+    def _read_progress(self) -> ProgressReader | None:
+        """The table of the fetch, or None until the agent has begun it."""
+        if self._state is not _State.FETCHING:
+            return None
+        if self._progress is None and any(self._memory.view[:4]):
+            self._progress = ProgressReader(self._memory)
+        return self._progress
+
+    # Ends ---------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give the run back; a fetch into it is given up. May be called again, by any thread."""
+        with self._state_lock:
+            has_run = self._state in (_State.LEASED, _State.FETCHING)
+            if self._state is not _State.HANDED_OVER and self._failure is None:
+                self._state = _State.RELEASED
+        if has_run:
+            self._give_back(self.number)
+        self._close_event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    # For the client -----------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> RunMemory:
+        """The run's bytes. Raises AgentError or InvalidArgument if it has none any more."""
+        self._check()
+        return self._memory
+
+    def begin_fetch(self) -> None:
+        """A fetch into the run is about to be asked for; an older fetch's table must be gone."""
+        self.check_idle()
+        self._memory.view[:TABLE_HEAD_BYTES] = bytes(TABLE_HEAD_BYTES)
+        self._progress = None
+        self._is_answered = False
+        self._state = _State.FETCHING
+
+    def end_fetch(self) -> None:
+        """The agent has said that nothing more comes; a killed worker does not write that."""
+        with self._state_lock:
+            self._is_answered = True
+        self._ring()
+
+    def hand_over(self) -> None:
+        """The run is the agent's from now on."""
+        self.check_idle()
+        with self._state_lock:
+            self._state = _State.HANDED_OVER
+        self._close_event()
+
+    def lose(self, error: AgentError) -> None:
+        """The agent is gone; whoever waits is woken."""
+        with self._state_lock:
+            if self._state in (_State.LEASED, _State.FETCHING):
+                self._failure = error
+                self._state = _State.LOST
+        self._ring()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.socket_path, self._failure.detail)
+        if self._state not in (_State.LEASED, _State.FETCHING):
+            raise InvalidArgument("run", given=self._state.value, expected="a leased run")
+
+    def check_idle(self) -> None:
+        """The agent has answered what was begun with the run."""
+        self._check()
+        if self._state is _State.FETCHING and not self._is_answered:
+            raise InvalidArgument("run", given=self._state.value, expected="no fetch that runs")
+
+    def _ring(self) -> None:
+        with self._state_lock, suppress(BlockingIOError):
+            if self._eventfd >= 0:
+                os.eventfd_write(self._eventfd, 1)
+
+    def _close_event(self) -> None:
+        """Wake whoever waits, and close the descriptor when nobody looks at it any more."""
+        self._ring()
+        with self._waiting_lock, self._state_lock:
+            if self._eventfd < 0:
+                return
+            eventfd, self._eventfd = self._eventfd, -1
+        if self._sleepers:
+            self._loop.call_soon_threadsafe(self._drop_sleepers, eventfd)
+        else:
+            os.close(eventfd)
+
+    def _drop_sleepers(self, eventfd: int) -> None:
+        self._loop.remove_reader(eventfd)
+        os.close(eventfd)
+        for sleeper in self._sleepers:
+            if not sleeper.done():
+                sleeper.set_result(None)

@@ -1,0 +1,495 @@
+"""A client and an agent that does what the real one never should, or dies while it is asked."""
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+
+from kvstore.agent_messages import (
+    HEAD,
+    MESSAGE_BYTES_MAX,
+    Done,
+    FetchEnded,
+    LeaseRun,
+    Match,
+    Matched,
+    Refused,
+    ReleaseRun,
+    RunLeased,
+    StoreEnded,
+    StoreRun,
+    pack_message,
+)
+from kvstore.arena.progress import ProgressWriter, begin_table
+from kvstore.client import AgentClient, ArenaRun, FetchEnd
+from kvstore.client import agent_session as session_module
+from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument
+from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent, ScriptedRun
+
+BLOCKS = RandomBlocks(3, block_bytes=2048, seed=11)
+NAMESPACE, KEYS = BLOCKS.namespace, BLOCKS.keys
+
+
+@pytest.fixture
+def agent() -> Iterator[ScriptedAgent]:
+    with ScriptedAgent() as it:
+        yield it
+
+
+@pytest.fixture
+def is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is believed after a tenth of a second beyond the deadline."""
+    monkeypatch.setattr(session_module, "ANSWER_MARGIN_S", 0.1)
+
+
+@pytest.fixture
+async def client(agent: ScriptedAgent) -> AsyncIterator[AgentClient]:
+    made = AgentClient(agent.path, name="test")
+    yield made
+    made.close()
+    await made.end_background()
+
+
+async def meet(client: AgentClient, agent: ScriptedAgent) -> AgentEnd:
+    """The agent's end of a connection that is greeted."""
+    end = await agent.accept_and_greet()
+    await until(lambda: client.is_connected)
+    return end
+
+
+async def until(is_so: object) -> None:
+    assert callable(is_so)
+    async with asyncio.timeout(5):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+async def begin(client: AgentClient, end: AgentEnd, run: int = 5) -> tuple[ArenaRun, ScriptedRun]:
+    """A run of three blocks, on both sides."""
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    theirs = await end.lease(NAMESPACE.layout, run=run)
+    mine = await leasing
+    assert mine is not None
+    return mine, theirs
+
+
+async def test_answers_may_come_in_any_order(client: AgentClient, agent: ScriptedAgent) -> None:
+    end = await meet(client, agent)
+    first = asyncio.create_task(client.match(NAMESPACE, KEYS[:1]))
+    await end.open_namespace()
+    (first_id, _) = await end.read(Match)
+    second = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    (second_id, request) = await end.read(Match)
+    assert request.keys == b"".join(KEYS)
+    await end.answer(second_id, Matched(2))
+    assert await second == 2
+    await end.answer(first_id, Matched(1))
+    assert await first == 1
+
+
+async def test_answers_may_come_byte_by_byte_and_many_at_once(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = [asyncio.create_task(client.match(NAMESPACE, KEYS)) for _ in range(10)]
+    await end.open_namespace()
+    ids = [(await end.read(Match))[0] for _ in range(10)]
+    stream = b"".join(pack_message(one, Matched(place)) for place, one in enumerate(ids))
+    for byte in stream[:30]:
+        await end.send(bytes([byte]))
+        await asyncio.sleep(0)
+    await end.send(stream[30:])
+    assert await asyncio.gather(*asked) == list(range(10))
+
+
+async def test_everybody_who_waits_fails_at_once_when_the_agent_dies(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    fetch = await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    waiting = [
+        asyncio.create_task(client.match(NAMESPACE, KEYS, deadline_s=30)),
+        asyncio.create_task(run.until_ready(0, 3, 30)),
+        asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30)),
+    ]
+    await end.begin_fetch()
+    await end.read(Match)
+    agent.stop_listening()
+    end.close()
+    async with asyncio.timeout(1):
+        outcomes = await asyncio.gather(*waiting, fetch, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [AgentUnreachable] * 4
+    for use in (lambda: run.section(0), lambda: run.ready_blocks(0), lambda: run.part(0, 0)):
+        with pytest.raises(AgentUnreachable, match="it has ended"):
+            use()
+    with pytest.raises(AgentUnreachable):
+        await client.match(NAMESPACE, KEYS)
+    run.release()
+
+
+async def test_client_connects_again_and_opens_its_namespaces_again(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    await begin(client, end)
+    end.close()
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    assert (await end.open_namespace()).model == NAMESPACE.model
+    request_id, _ = await end.read(Match)
+    await end.answer(request_id, Matched(3))
+    assert await asked == 3
+
+
+async def test_pinned_arena_of_an_agent_that_died_keeps_nobody_from_the_next(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    assert client.arena is not None
+    pinned = np.frombuffer(client.arena, np.uint8)
+    end.close()
+    await until(lambda: not client.is_connected)
+    assert client.arena is None
+    await meet(client, agent)
+    pinned[:] = 1
+    assert client.arena is not None
+
+
+async def test_client_that_finds_no_agent_is_there_and_connects_when_there_is_one() -> None:
+    with ScriptedAgent() as agent:
+        agent.stop_listening()
+        agent.path.unlink()
+        async with AgentClient.connect(agent.path) as client:
+            with pytest.raises(AgentUnreachable, match="there is no such socket"):
+                await client.match(NAMESPACE, KEYS)
+            with pytest.raises(AgentUnreachable):
+                _ = client.map
+            agent.listen()
+            await meet(client, agent)
+
+
+async def test_silence_ends_the_connection_a_moment_after_the_deadline(
+    is_impatient: None, client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS, deadline_s=0.05))
+    await end.open_namespace()
+    await end.read(Match)
+    async with asyncio.timeout(1):
+        with pytest.raises(AgentUnreachable, match=r"no answer within 0.05 s"):
+            await asked
+    assert not client.is_connected
+    assert await end.read_to_the_end() == b""
+
+
+async def test_answer_that_lies_in_the_socket_counts_when_the_client_itself_stood_still(
+    is_impatient: None, client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS, deadline_s=0.05))
+    await end.open_namespace()
+    request_id, _ = await end.read(Match)
+    await end.answer(request_id, Matched(3))
+    # Blocks the loop beyond the deadline, as if the process were stopped.
+    time.sleep(0.3)
+    assert await asked == 3
+
+
+async def test_agent_that_never_greets_is_given_up(
+    is_impatient: None, monkeypatch: pytest.MonkeyPatch, agent: ScriptedAgent
+) -> None:
+    monkeypatch.setattr("kvstore.client.agent_link.CONNECT_DEADLINE_S", 0.05)
+    async with AgentClient.connect(agent.path) as client:
+        with pytest.raises(AgentUnreachable, match="no answer within"):
+            await client.match(NAMESPACE, KEYS)
+
+
+async def test_agent_of_another_version_is_refused(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await agent.accept()
+    await end.greet(version=99)
+    await client.wait_for_first_attempt()
+    with pytest.raises(AgentRefused, match="speaks version 99, expected 1"):
+        await client.match(NAMESPACE, KEYS)
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "message"),
+    [
+        (HEAD.pack(MESSAGE_BYTES_MAX + 1, 1), "sent a message of 1048577 bytes"),
+        (HEAD.pack(3, 1) + b"\xc1\xc1\xc1", "of no known form"),
+        (pack_message(77, Matched(1)), "answered request 77, not asked"),
+        (struct.pack("<II", 0, 1), "of no known form"),
+    ],
+)
+async def test_agent_that_talks_nonsense_is_given_up(
+    client: AgentClient, agent: ScriptedAgent, nonsense: bytes, message: str
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    await end.open_namespace()
+    await end.read(Match)
+    await end.send(nonsense)
+    with pytest.raises(AgentUnreachable, match=message):
+        await asked
+
+
+async def test_answer_of_another_kind_ends_the_connection(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    await end.open_namespace()
+    request_id, _ = await end.read(Match)
+    await end.answer(request_id, Done())
+    with pytest.raises(AgentUnreachable, match="answered Done where Matched was expected"):
+        await asked
+    assert not client.is_connected
+
+
+async def test_refusal_is_an_error_of_its_own_and_harms_nothing_else(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    await end.open_namespace()
+    request_id, _ = await end.read(Match)
+    await end.answer(request_id, Refused(what="it has no role check", is_mistake=False))
+    with pytest.raises(AgentRefused, match="it has no role check"):
+        await asked
+    assert client.is_connected
+
+
+async def test_namespace_that_was_refused_is_asked_for_again(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    request_id, _ = await end.read_any()
+    await end.answer(request_id, Refused(what="namespaces", given="too many", expected="256"))
+    with pytest.raises(AgentRefused, match="namespaces: given too many, expected 256"):
+        await asked
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    await end.open_namespace()
+    request_id, _ = await end.read(Match)
+    await end.answer(request_id, Matched(0))
+    assert await asked == 0
+
+
+async def test_run_that_nobody_waits_for_any_more_is_given_back(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    request_id, _ = await end.read(LeaseRun)
+    leasing.cancel()
+    await asyncio.gather(leasing, return_exceptions=True)
+    eventfd = os.eventfd(0)
+    before = len(os.listdir("/proc/self/fd"))
+    await end.answer(request_id, RunLeased(9, 0, 3), [eventfd])
+    _, released = await end.read(ReleaseRun)
+    os.close(eventfd)
+    assert released.run == 9
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+async def test_run_without_its_descriptor_ends_the_connection(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    request_id, _ = await end.read(LeaseRun)
+    await end.answer(request_id, RunLeased(9, 0, 3))
+    with pytest.raises(AgentUnreachable, match="a descriptor is missing"):
+        await leasing
+
+
+async def test_run_outside_the_arena_ends_the_connection(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    request_id, _ = await end.read(LeaseRun)
+    eventfd = os.eventfd(0)
+    await end.answer(request_id, RunLeased(9, 1 << 40, 3), [eventfd])
+    os.close(eventfd)
+    with pytest.raises(AgentUnreachable, match="leased no run: run: given"):
+        await leasing
+
+
+async def test_agent_without_an_arena_leases_nothing(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await agent.accept()
+    await end.greet(has_arena=False)
+    await until(lambda: client.is_connected)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    with pytest.raises(AgentRefused, match="it has no arena; its roles: check, fetch, store"):
+        await leasing
+    assert client.arena is None
+
+
+async def test_session_leaves_no_descriptor_when_it_ends(agent: ScriptedAgent) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        client = AgentClient(agent.path)
+        end = await meet(client, agent)
+        # The arena stays mapped as long as anybody has a run of it.
+        (await begin(client, end))[0].release()
+        client.close()
+        await client.end_background()
+        end.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_ready_before_the_agent_has_begun_whatever_the_memory_holds(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, theirs = await begin(client, end)
+    begin_table(theirs.memory, [(0, 3)])
+    ProgressWriter(theirs.memory, 0).set_ready(0, 3)
+    assert (run.ready_blocks(0), run.is_ended) == (0, True)
+    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
+    assert (run.ready_blocks(0), run.is_ended) == (0, False)
+    assert await run.until_ready(0, 1, 0.01) == 0
+    assert not fetch.is_done
+
+
+async def test_sections_are_ready_as_the_table_says(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, theirs = await begin(client, end)
+    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
+    request_id, request = await end.begin_fetch()
+    assert (request.run, request.first_block, request.is_by_layer) == (5, 0, True)
+    begin_table(theirs.memory, [(0, 3)])
+    writer = ProgressWriter(theirs.memory, 0)
+    in_loop = asyncio.create_task(run.until_ready(0, 2, 5))
+    in_thread = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 2, 5))
+    await asyncio.sleep(0.02)
+    writer.set_ready(0, 1)
+    theirs.ring()
+    await asyncio.sleep(0.02)
+    assert not in_loop.done()
+    writer.set_ready(0, 2)
+    theirs.ring()
+    # Two who wait at once may take each other's event; each looks again at the next.
+    await asyncio.sleep(0.02)
+    theirs.ring()
+    theirs.ring()
+    assert await in_loop == 2
+    theirs.ring()
+    assert await in_thread == 2
+    await end.answer(request_id, FetchEnded(2, FetchEnd.TOO_FEW_SHARDS.value))
+    result = await fetch
+    assert (result.blocks, result.ended) == (2, FetchEnd.TOO_FEW_SHARDS)
+    assert run.is_ended
+    assert await run.until_ready(0, 3, 5) == 2
+    assert run.wait_ready(0, 3, 5) == 2
+
+
+async def test_end_of_a_fetch_wakes_who_waits_although_no_worker_wrote_it(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    fetch = await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    request_id, _ = await end.begin_fetch()
+    waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
+    await asyncio.sleep(0.02)
+    await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
+    async with asyncio.timeout(1):
+        assert await waiting == 0
+        assert await asyncio.to_thread(fetch.join) == await fetch
+
+
+async def test_released_and_handed_over_runs_are_not_to_be_used(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    run.release()
+    run.release()
+    assert (await end.read(ReleaseRun))[1].run == 5
+    with pytest.raises(InvalidArgument, match="run: given released, expected a leased run"):
+        run.section(0)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.lease(NAMESPACE.layout, run=6)
+    other = await leasing
+    assert other is not None
+    save = await client.save_run(NAMESPACE, KEYS, other)
+    with pytest.raises(InvalidArgument, match="handed over"):
+        other.part(0, 0)
+    other.release()
+    request_id, request = await end.read(StoreRun)
+    assert request.run == 6
+    await end.answer(request_id, StoreEnded(stored=1, failed=1, dropped=1))
+    result = await save
+    assert (result.stored, result.failed) == (1, 2)
+
+
+async def test_run_that_the_agent_does_not_want_to_save_is_given_back(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    save = await client.save_run(NAMESPACE, KEYS, run)
+    request_id, _ = await end.read(StoreRun)
+    await end.answer(request_id, Refused(what="it has no role store", is_mistake=False))
+    with pytest.raises(AgentRefused):
+        await save
+    assert (await end.read(ReleaseRun))[1].run == 5
+
+
+async def test_release_wakes_the_thread_that_waits(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(run.release)
+    async with asyncio.timeout(1):
+        with pytest.raises(InvalidArgument, match="released"):
+            await waiting
+
+
+async def test_runs_of_other_layouts_and_sizes_are_refused(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    longer = RandomBlocks(4, block_bytes=2048, seed=12)
+    other = RandomBlocks(1, block_bytes=4096, seed=13)
+    for namespace, keys, message in (
+        (longer.namespace, longer.keys, "given 3 blocks, expected at least the 4"),
+        (other.namespace, other.keys, "another layout"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            await client.fetch_run(namespace, keys, run)
+        with pytest.raises(InvalidArgument, match=message):
+            await client.save_run(namespace, keys, run)
+    await client.fetch_run(NAMESPACE, KEYS, run)
+    for call in (client.fetch_run, client.save_run):
+        with pytest.raises(InvalidArgument, match="expected no fetch that runs"):
+            await call(NAMESPACE, KEYS, run)
+    with pytest.raises(InvalidArgument, match="block: given 3, expected 0 to 2"):
+        run.part(0, 3)
