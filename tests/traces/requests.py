@@ -60,11 +60,11 @@ def claude_code(session_count: int | None = None, *, seed: int = 1) -> list[Requ
     """Coding sessions that start at random over a day; blocks of 128 tokens, none over sessions."""
     starts = random.Random(seed)
     requests: list[Request] = []
-    for number, session in enumerate(_claude_sessions(session_count)):
+    for number, session in enumerate(claude_sessions(session_count)):
         begin_s = starts.uniform(0.0, 86_400.0)
-        for at_s, ids, tokens in session:
+        for at_s, ids, entry in session:
             blocks = tuple(number << 32 | one for one in ids[1::2])
-            requests.append(Request(begin_s + at_s, blocks, tokens, BLOCK_TOKENS))
+            requests.append(Request(begin_s + at_s, blocks, entry["in"], BLOCK_TOKENS))
     requests.sort(key=lambda request: request.at_s)
     return requests
 
@@ -86,9 +86,10 @@ def made_up_agents(
     return requests
 
 
-def _claude_sessions(
+def claude_sessions(
     session_count: int | None,
-) -> Iterator[Iterator[tuple[float, list[int], int]]]:
+) -> Iterator[Iterator[tuple[float, list[int], dict[str, Any]]]]:
+    """Each session as (start, ids of blocks of 64 tokens, entry of the file) of its requests."""
     path = _find("claude_code_sessions.jsonl.gz")
     with gzip.open(path, "rt") as lines:
         for number, line in enumerate(lines):
@@ -97,8 +98,10 @@ def _claude_sessions(
             yield _walk_session(json.loads(line))
 
 
-def _walk_session(session: dict[str, Any]) -> Iterator[tuple[float, list[int], int]]:
-    """(start, ids of blocks of 64 tokens, input tokens) of each request, nested ones in place."""
+def _walk_session(
+    session: dict[str, Any],
+) -> Iterator[tuple[float, list[int], dict[str, Any]]]:
+    """The requests of one session, nested ones in place."""
     previous: list[int] = []
 
     def walk(entries: list[dict[str, Any]], begin_s: float) -> Iterator[tuple[float, Any]]:
@@ -114,7 +117,7 @@ def _walk_session(session: dict[str, Any]) -> Iterator[tuple[float, list[int], i
         for first, count in zip(packed[1::2], packed[2::2], strict=True):
             ids = ids + list(range(first, first + count))
         previous = ids
-        yield at_s, ids, entry["in"]
+        yield at_s, ids, entry
 
 
 def _find(name: str) -> Path:

@@ -1,0 +1,340 @@
+"""Window records while hosts and entrypoints are killed, stand still, or overwrite what is read.
+
+The hosts that suffer are processes of their own; the one that looks on runs in the test's loop.
+"""
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+
+from kvstore.window.announcer import LOOKUP_S_MAX
+from kvstore.window.messages import AnnouncedItem, Announcement
+from kvstore.window.partition import choose_entrypoint
+from tests.kvstore.window.host_process import HostProcess, host_process, start_host
+from tests.kvstore.window.hosts import (
+    BIG_LAYOUT,
+    NAMESPACE,
+    Host,
+    address_of,
+    bytes_of,
+    free_listener,
+    key_of,
+    open_fleet,
+    wait_until,
+)
+
+COMES_BACK_WITHIN_S = 5.0
+RECORDS = range(120)
+
+
+async def wait_until_found(host: Host, numbers: range | list[int], within_s: float) -> float:
+    begun_s = time.monotonic()
+    while None in await host.lookup(*numbers):
+        assert time.monotonic() - begun_s < within_s, f"not all found within {within_s} s"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - begun_s
+
+
+async def fetch_timed(host: Host, number: int, deadline_s: float) -> tuple[bool, float]:
+    begun_s = time.monotonic()
+    found = await host.fetch(number, deadline_s=deadline_s)
+    assert found is None or found == bytes_of(number)
+    return found is not None, time.monotonic() - begun_s
+
+
+# The other host -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def reader_and_maker() -> AsyncIterator[tuple[Host, HostProcess]]:
+    """A reader, which is the entrypoint too, and a process that has the records."""
+    async with open_fleet() as fleet:
+        (reader,) = fleet.open_entrypoints("e1")
+        with host_process([("e1", reader.address)]) as maker:
+            told = await asyncio.to_thread(maker.tell, "put", *RECORDS)
+            assert told == "done"
+            await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+            assert await reader.fetch(0) == bytes_of(0)
+            yield reader, maker
+
+
+async def test_fetch_is_a_miss_at_once_when_the_other_host_is_killed() -> None:
+    async with reader_and_maker() as (reader, maker):
+        maker.kill(signal.SIGKILL)
+        maker.process.wait(5.0)
+        for number in range(1, 4):
+            is_found, took_s = await fetch_timed(reader, number, 2.0)
+            assert not is_found
+            assert took_s < 0.5
+        # Nobody spoke for it: all its entries are forgotten.
+        await wait_until(
+            lambda: reader.directory is not None and reader.directory.silent_hosts == 1
+        )
+        assert await reader.lookup(*RECORDS) == [None] * len(RECORDS)
+
+
+async def test_fetch_keeps_its_deadline_when_the_other_host_stands_still() -> None:
+    async with reader_and_maker() as (reader, maker):
+        maker.kill(signal.SIGSTOP)
+        is_found, took_s = await fetch_timed(reader, 1, 0.3)
+        assert not is_found
+        assert 0.25 < took_s < 0.8
+        # It is left alone for a moment: the next fetch costs nothing.
+        is_found, took_s = await fetch_timed(reader, 2, 0.3)
+        assert not is_found
+        assert took_s < 0.2
+        maker.kill(signal.SIGCONT)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        await asyncio.sleep(0.5)
+        assert await reader.fetch(3) == bytes_of(3)
+
+
+async def test_host_that_stood_still_for_long_tells_its_records_again() -> None:
+    async with reader_and_maker() as (reader, maker):
+        directory = reader.directory
+        assert directory is not None
+        maker.kill(signal.SIGSTOP)
+        await wait_until(lambda: directory.silent_hosts == 1)
+        assert await reader.lookup(1, 2) == [None, None]
+        maker.kill(signal.SIGCONT)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        assert await reader.fetch(1) == bytes_of(1)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+async def test_fetch_ends_when_the_other_host_fails_in_the_middle_of_a_record(
+    fault: signal.Signals,
+) -> None:
+    async with open_fleet() as fleet:
+        (reader,) = fleet.open_entrypoints("e1")
+        with host_process([("e1", reader.address)]) as maker:
+            assert await asyncio.to_thread(maker.tell, "put-big", 1) == "done"
+            await wait_until_found(reader, [1], COMES_BACK_WITHIN_S)
+            async with held_back(maker.address) as gate:
+                into = memoryview(bytearray(BIG_LAYOUT.block_bytes))
+                begun_s = time.monotonic()
+                fetching = asyncio.create_task(fetch_through(gate, reader, into, deadline_s=1.0))
+                await asyncio.wait_for(gate.is_begun.wait(), 1.0)
+                maker.kill(fault)
+                gate.is_open.set()
+                assert not await fetching
+                assert time.monotonic() - begun_s < 1.4
+                # Nothing is written there any more, whatever still arrives.
+                seen = bytes(into)
+                if fault is signal.SIGSTOP:
+                    maker.kill(signal.SIGCONT)
+                await asyncio.sleep(0.2)
+                assert into == seen
+
+
+async def test_record_overwritten_while_it_is_read_is_a_miss_and_its_entry_goes() -> None:
+    async with open_fleet() as fleet:
+        (reader,) = fleet.open_entrypoints("e1")
+        maker = fleet.open("maker", memory_bytes=16 << 20)
+        assert maker.service.put(key_of(1), NAMESPACE, BIG_LAYOUT, b"\x11" * (16 << 20))
+        await wait_until_found(reader, [1], COMES_BACK_WITHIN_S)
+        async with held_back(maker.address) as gate:
+            into = memoryview(bytearray(BIG_LAYOUT.block_bytes))
+            fetching = asyncio.create_task(fetch_through(gate, reader, into, deadline_s=5.0))
+            await asyncio.wait_for(gate.is_begun.wait(), 1.0)
+            # The new record gets the memory of the old one, of which half is on its way.
+            assert maker.service.put(key_of(2), NAMESPACE, BIG_LAYOUT, b"\x22" * (16 << 20))
+            gate.is_open.set()
+            assert not await fetching
+            assert {into[0], into[-1]} == {0x11, 0x22}, "it was not overwritten in the middle"
+        assert reader.service.counters.remote_rejected == 1
+        assert reader.service.counters.remote_found == 0
+        await wait_until_found(reader, [2], COMES_BACK_WITHIN_S)
+        assert await reader.lookup(1, 2) == [None, maker.address]
+
+
+class Gate:
+    """Passes what a peer sends on to one host, and what that answers only a little of, until it is
+    opened. So a test can act in the middle of an answer, however much the system buffers."""
+
+    PASSED_AT_ONCE_BYTES = 256 << 10
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self.address = ""
+        self.is_begun = asyncio.Event()
+        self.is_open = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with socket.socket() as behind:
+            behind.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+            behind.setblocking(False)
+            loop = asyncio.get_running_loop()
+            ip, _, port = self._host.rpartition(":")
+            await loop.sock_connect(behind, (ip, int(port)))
+            forward = asyncio.create_task(self._forward(reader, behind))
+            try:
+                await self._answer(behind, writer)
+            except OSError:
+                writer.transport.abort()
+            finally:
+                forward.cancel()
+                writer.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, behind: socket.socket) -> None:
+        while data := await reader.read(1 << 16):
+            await asyncio.get_running_loop().sock_sendall(behind, data)
+
+    async def _answer(self, behind: socket.socket, writer: asyncio.StreamWriter) -> None:
+        passed_bytes = 0
+        while data := await asyncio.get_running_loop().sock_recv(behind, 1 << 16):
+            writer.write(data)
+            await writer.drain()
+            passed_bytes += len(data)
+            if passed_bytes > self.PASSED_AT_ONCE_BYTES:
+                self.is_begun.set()
+                await self.is_open.wait()
+
+
+@asynccontextmanager
+async def held_back(host: str) -> AsyncIterator[Gate]:
+    """A gate in front of a host."""
+    gate = Gate(host)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.ensure_future(gate.serve(reader, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    gate.address = address_of(server.sockets[0])
+    try:
+        yield gate
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # an aborted transport closes its socket a turn later
+
+
+async def fetch_through(gate: Gate, reader: Host, into: memoryview, *, deadline_s: float) -> bool:
+    """Fetches record 1, which the directory is told to be behind the gate."""
+    assert reader.directory is not None
+    item = AnnouncedItem(key_of(1), BIG_LAYOUT.block_bytes, 60_000)
+    reader.directory.announce(Announcement(gate.address, 1, 1, items=[item]))
+    result = await reader.service.fetch(NAMESPACE, BIG_LAYOUT, key_of(1), into, deadline_s)
+    assert result.host == gate.address
+    return result.is_found
+
+
+# Entrypoints --------------------------------------------------------------------------------------
+
+NAMES = ["e1", "e2", "e3"]
+LOST = [number for number in RECORDS if choose_entrypoint(key_of(number), NAMES) == "e2"]
+KEPT = [number for number in RECORDS if number not in LOST]
+
+
+class Entrypoints:
+    """Three entrypoints as processes."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        listeners = [free_listener() for _ in NAMES]
+        self.points = list(zip(NAMES, map(address_of, listeners), strict=True))
+        self.processes = [
+            self._start(name, listener) for name, listener in zip(NAMES, listeners, strict=True)
+        ]
+        for process in self.processes:
+            process.wait_until_ready()
+
+    def _start(self, name: str, listener: socket.socket) -> HostProcess:
+        process = start_host(self.points, name=name, listener=listener)
+        self._stack.callback(process.end)
+        return process
+
+    def restart(self, *indexes: int) -> None:
+        """Starts them again on their addresses, and waits until they serve."""
+        for index in indexes:
+            name, address = self.points[index]
+            ip, _, port = address.rpartition(":")
+            listener = socket.create_server((ip, int(port)), backlog=256)
+            self.processes[index] = self._start(name, listener)
+        for index in indexes:
+            self.processes[index].wait_until_ready()
+
+
+@asynccontextmanager
+async def maker_and_reader() -> AsyncIterator[tuple[Host, Host, Entrypoints]]:
+    """Two hosts in this loop, whose records three entrypoint processes know."""
+    with ExitStack() as stack:
+        entrypoints = Entrypoints(stack)
+        async with open_fleet() as fleet:
+            fleet.add_to_map(*entrypoints.points)
+            maker, reader = fleet.open("maker"), fleet.open("reader")
+            maker.put(*RECORDS)
+            await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+            yield maker, reader, entrypoints
+
+
+async def check_only_the_share_is_lost(reader: Host) -> None:
+    """All but the share of e2 is found; a lookup may be late on a busy machine."""
+    await wait_until_found(reader, KEPT, 1.5)
+    assert await reader.lookup(*LOST) == [None] * len(LOST)
+
+
+async def test_only_the_share_of_a_killed_entrypoint_is_lost_and_is_found_elsewhere_soon() -> None:
+    async with maker_and_reader() as (_, reader, entrypoints):
+        entrypoints.processes[1].kill(signal.SIGKILL)
+        entrypoints.processes[1].process.wait(5.0)
+        begun_s = time.monotonic()
+        assert await reader.lookup(*LOST) == [None] * len(LOST)
+        assert time.monotonic() - begun_s < 0.5
+        await check_only_the_share_is_lost(reader)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        entries = [entrypoints.processes[i].tell("entries") for i in (0, 2)]
+        assert sum(entries) == len(RECORDS)
+
+
+async def test_entries_come_back_when_a_killed_entrypoint_is_started_again() -> None:
+    async with maker_and_reader() as (_, reader, entrypoints):
+        entrypoints.processes[1].kill(signal.SIGKILL)
+        entrypoints.processes[1].process.wait(5.0)
+        await asyncio.to_thread(entrypoints.restart, 1)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        assert await reader.fetch(LOST[0]) == bytes_of(LOST[0])
+        await asyncio.sleep(0.2)
+        assert await asyncio.to_thread(entrypoints.processes[1].tell, "entries") == len(LOST)
+
+
+async def test_lookup_is_held_up_once_by_an_entrypoint_that_stands_still() -> None:
+    async with maker_and_reader() as (_, reader, entrypoints):
+        entrypoints.processes[1].kill(signal.SIGSTOP)
+        begun_s = time.monotonic()
+        assert await reader.lookup(LOST[0]) == [None]
+        assert LOOKUP_S_MAX < time.monotonic() - begun_s < LOOKUP_S_MAX + 0.3
+        begun_s = time.monotonic()
+        assert await reader.lookup(*LOST) == [None] * len(LOST)
+        assert time.monotonic() - begun_s < LOOKUP_S_MAX
+        await check_only_the_share_is_lost(reader)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        # Its share comes home when it goes on; nobody had to do anything.
+        entrypoints.processes[1].kill(signal.SIGCONT)
+        await asyncio.sleep(1.5)
+        await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
+        assert await asyncio.to_thread(entrypoints.processes[1].tell, "entries") == len(LOST)
+
+
+async def test_hosts_go_on_when_all_entrypoints_are_killed_and_come_back() -> None:
+    async with maker_and_reader() as (maker, reader, entrypoints):
+        for one in entrypoints.processes:
+            one.kill(signal.SIGKILL)
+            one.process.wait(5.0)
+        begun_s = time.monotonic()
+        assert await reader.lookup(*RECORDS) == [None] * len(RECORDS)
+        assert await reader.fetch(1) is None
+        assert await maker.fetch(1) == bytes_of(1)
+        assert time.monotonic() - begun_s < 0.5
+        await asyncio.sleep(2.5)
+        assert maker.service.put(key_of(500), NAMESPACE, BIG_LAYOUT, bytes(16 << 20))
+        await asyncio.to_thread(entrypoints.restart, 0, 1, 2)
+        await wait_until_found(reader, [*RECORDS, 500], COMES_BACK_WITHIN_S)

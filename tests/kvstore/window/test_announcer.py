@@ -1,0 +1,320 @@
+"""What a host tells the entrypoints: shares, batches, silence, and what is told again.
+
+The parts are real ones in this process, behind a line that a test may cut.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import NodeError, NodeUnreachable
+from kvstore.window.announcer import Announcer, Place, plan_moves
+from kvstore.window.directory import DirectoryPart
+from kvstore.window.directory_host import DirectoryHost
+from kvstore.window.entrypoint_link import DEAD_AFTER_S, ITEMS_MAX, QUEUE_MAX, EntrypointLink
+from kvstore.window.messages import AnnounceAnswer, Announcement
+from kvstore.window.part_transport import OnAnswer, OnFailure, OwnPart
+from kvstore.window.partition import choose_entrypoint
+from tests.kvstore.node.driven_node import SetClock
+from tests.kvstore.window.hosts import MovedClock, key_of, wait_until
+
+HOST = "10.0.0.1:7000"
+NAMES = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
+
+
+@given(before=NAMES, after=NAMES)
+def test_only_keys_of_another_entrypoint_than_before_move(
+    before: list[str], after: list[str]
+) -> None:
+    keys = [key_of(number) for number in range(50)]
+    moved = plan_moves(keys, before, after)
+    for key in keys:
+        was, now = choose_entrypoint(key, before), choose_entrypoint(key, after)
+        assert [name for name, share in moved.items() if key in share] == (
+            [now] if was != now else []
+        )
+
+
+def test_everything_moves_to_the_first_that_answer() -> None:
+    keys = [key_of(number) for number in range(50)]
+    moved = plan_moves(keys, [], ["e1", "e2"])
+    assert sorted(key for share in moved.values() for key in share) == sorted(keys)
+
+
+# One entrypoint -----------------------------------------------------------------------------------
+
+
+def link_of(clock: SetClock) -> EntrypointLink:
+    return EntrypointLink("e1", "10.0.0.9:1", clock.monotonic_s)
+
+
+def answer(instance: int = 1, *, is_new: bool = False) -> AnnounceAnswer:
+    return AnnounceAnswer(instance, 0, 0, is_new)
+
+
+def test_link_tells_each_key_once_and_in_batches() -> None:
+    link = link_of(SetClock())
+    keys = [key_of(number) for number in range(ITEMS_MAX + 5)]
+    link.add(keys)
+    link.add(keys[:3])
+    assert link.take_batch() == keys[:ITEMS_MAX]
+    link.on_answer(answer())
+    assert link.take_batch() == keys[ITEMS_MAX:]
+    assert link.queued == 0
+
+
+def test_link_is_dead_after_silence_and_alive_when_it_answers() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    assert not link.check()
+    clock.advance(60.0)
+    assert not link.check(), "nothing was asked"
+    link.add([key_of(1)])
+    link.take_batch()
+    clock.advance(DEAD_AFTER_S - 0.1)
+    assert not link.check()
+    clock.advance(0.2)
+    assert link.check()
+    assert not link.check(), "it is told once"
+    assert not link.is_alive
+    assert link.on_answer(answer()) is False
+    assert link.is_alive
+
+
+def test_refused_connections_are_silence_too() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    for _ in range(3):
+        assert not link.check()
+        link.take_batch()
+        link.on_failure()
+        clock.advance(0.9)
+    assert link.check()
+
+
+def test_silence_is_forgiven_when_this_process_stood_still() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    link.take_batch()
+    clock.advance(30.0)
+    link.forgive(29.5)
+    assert not link.check()
+    clock.advance(DEAD_AFTER_S)
+    assert link.check()
+
+
+@pytest.mark.parametrize("reason", ["another instance", "not known", "lost"])
+def test_link_must_be_told_everything_again(reason: str) -> None:
+    link = link_of(SetClock())
+    link.add([key_of(1)])
+    link.take_batch()
+    assert not link.on_answer(answer())
+    if reason == "lost":
+        link.add([key_of(2)])
+        link.take_batch()
+        link.on_failure()
+    link.take_batch()
+    found = answer(2 if reason == "another instance" else 1, is_new=reason == "not known")
+    assert link.on_answer(found)
+    link.take_batch()
+    assert not link.on_answer(answer(found.instance))
+
+
+def test_what_waits_for_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.window.entrypoint_link.QUEUE_MAX", 10)
+    assert QUEUE_MAX > 10
+    link = link_of(SetClock())
+    keys = [key_of(number) for number in range(25)]
+    for key in keys:
+        link.add([key])
+    assert link.take_batch() == keys[-10:]
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Line:
+    """A part of this process behind a line: `is_cut` refuses, `is_silent` swallows."""
+
+    part: OwnPart
+    directory: DirectoryHost
+    is_cut: bool = False
+    is_silent: bool = False
+    said: list[Announcement] = field(default_factory=list)
+
+    def announce(self, said: Announcement, on_answer: OnAnswer, on_failure: OnFailure) -> None:
+        self.said.append(said)
+        if self.is_cut:
+            error: NodeError = NodeUnreachable("e", "the line is cut")
+            asyncio.get_running_loop().call_soon(on_failure, error)
+        elif not self.is_silent:
+            self.part.announce(said, on_answer, on_failure)
+
+    async def look_up(self, keys: Sequence[bytes], deadline_s: float) -> list[str | None]:
+        if self.is_cut or self.is_silent:
+            raise NodeUnreachable("e", "the line is cut")
+        return await self.part.look_up(keys, deadline_s)
+
+    def close(self) -> None:
+        self.part.close()
+
+
+class Records(dict[bytes, tuple[int, float]]):
+    """Records of a host without their bytes."""
+
+    def keys(self) -> list[bytes]:  # type: ignore[override]
+        return list(self)
+
+    def find(self, key: bytes) -> tuple[int, float] | None:
+        return self.get(key)
+
+    def put(self, *numbers: int) -> list[bytes]:
+        keys = [key_of(number) for number in numbers]
+        self.update(dict.fromkeys(keys, (20_000, 180.0)))
+        return keys
+
+    def drop(self, *numbers: int) -> list[bytes]:
+        keys = [key_of(number) for number in numbers]
+        for key in keys:
+            del self[key]
+        return keys
+
+
+class Scene:
+    """A host that announces to the entrypoints `names`."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.clock = MovedClock()
+        self.records = Records()
+        self.lines: dict[str, Line] = {}
+        self.announcer = Announcer(
+            host=HOST,
+            instance=1,
+            records=self.records,
+            places=lambda: [Place(name, f"10.0.0.9:{1 + i}") for i, name in enumerate(self.names)],
+            open_part=self._open_part,
+            loop=asyncio.get_running_loop(),
+            clock=self.clock,
+        )
+
+    def _open_part(self, place: Place) -> Line:
+        part = DirectoryPart(self.clock)
+        directory = DirectoryHost(part, instance=len(self.lines) + 1, clock=self.clock)
+        loop = asyncio.get_running_loop()
+        line = self.lines[place.name] = Line(OwnPart(directory, loop), directory)
+        return line
+
+    def put(self, *numbers: int) -> None:
+        self.announcer.note(self.records.put(*numbers))
+
+    def drop(self, *numbers: int) -> None:
+        self.announcer.note(self.records.drop(*numbers))
+
+    def entries(self) -> int:
+        return sum(line.directory.entries for line in self.lines.values())
+
+    async def found(self, *numbers: int) -> list[int]:
+        hosts = await self.announcer.look_up([key_of(number) for number in numbers], 1.0)
+        return [number for number, host in zip(numbers, hosts, strict=True) if host is not None]
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    it = Scene("e1", "e2", "e3")
+    it.announcer.start()
+    yield it
+    it.announcer.close()
+
+
+async def test_news_go_in_batches_to_whom_they_concern(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    for line in scene.lines.values():
+        line.said.clear()
+    for number in range(3000):
+        scene.put(number)
+    await wait_until(lambda: scene.entries() == 3000, within_s=3.0)
+    assert await scene.found(*range(1000)) == list(range(1000))
+    for name, line in scene.lines.items():
+        told = [item.key for said in line.said for item in said.items]
+        assert {choose_entrypoint(key, scene.names) for key in told} == {name}
+        assert len([said for said in line.said if said.items]) <= 3
+        assert max(len(said.items) for said in line.said) <= ITEMS_MAX
+
+
+async def test_last_state_of_a_record_is_told(scene: Scene) -> None:
+    scene.put(1, 2, 3)
+    scene.drop(1)
+    scene.put(1)
+    scene.drop(2)
+    await wait_until(lambda: scene.entries() == 2)
+    await asyncio.sleep(0.1)
+    assert await scene.found(1, 2, 3) == [1, 3]
+
+
+async def test_host_says_that_it_lives_without_any_news(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    line = scene.lines["e1"]
+    said = len(line.said)
+    await wait_until(lambda: len(line.said) > said, within_s=2.0)
+    assert line.said[-1].items == []
+
+
+async def test_batch_that_was_lost_is_told_again(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    for line in scene.lines.values():
+        line.is_cut = True
+    scene.put(*range(50))
+    await asyncio.sleep(0.2)
+    assert scene.entries() == 0
+    for line in scene.lines.values():
+        line.is_cut = False
+    await wait_until(lambda: scene.entries() == 50, within_s=3.0)
+
+
+async def test_share_of_a_silent_entrypoint_moves_to_the_others(scene: Scene) -> None:
+    scene.put(*range(60))
+    await wait_until(lambda: scene.entries() == 60)
+    share = [n for n in range(60) if choose_entrypoint(key_of(n), scene.names) == "e2"]
+    scene.lines["e2"].is_silent = True
+    assert await scene.found(*share) == []
+    begun = scene.lines["e1"].directory.entries + scene.lines["e3"].directory.entries
+    await wait_until(
+        lambda: (
+            scene.lines["e1"].directory.entries + scene.lines["e3"].directory.entries
+            == begun + len(share)
+        ),
+        within_s=5.0,
+    )
+    assert await scene.found(*range(60)) == list(range(60))
+    assert [row["is_alive"] for row in scene.announcer.describe()] == [True, False, True]
+
+
+async def test_other_hosts_entry_is_withdrawn_where_it_is_kept(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    scene.put(1)
+    await wait_until(lambda: scene.entries() == 1)
+    scene.announcer.withdraw(HOST, key_of(1))
+    await wait_until(lambda: scene.entries() == 0)
+
+
+async def test_parts_forget_a_host_that_leaves(scene: Scene) -> None:
+    scene.put(*range(30))
+    await wait_until(lambda: scene.entries() == 30)
+    await scene.announcer.leave(1.0)
+    assert [line.directory.look_up([key_of(1)]) for line in scene.lines.values()] == [[None]] * 3
+
+
+async def test_leaving_ends_in_time_when_nobody_answers(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    for line in scene.lines.values():
+        line.is_silent = True
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    await scene.announcer.leave(0.2)
+    assert loop.time() - begun_s < 0.5
