@@ -12,6 +12,8 @@ COMPOSITION_ROOTS = (
     "engine/generate.py",
     "gc_worker/main.py",
     "kvstore/admin/",
+    "kvstore/agent/main.py",
+    "kvstore/agent/worker.py",
     "kvstore/node/clock.py",
     "kvstore/node/main.py",
 )

@@ -6,7 +6,10 @@ from tests.architecture.source_tree import PACKAGES, PROGRAMS, Module, modules_o
 
 # The surface that users build on. A name is added here on purpose, and never taken away.
 PUBLIC_NAMES_OF_CLIENT = [
+    "AgentClient",
+    "ArenaRun",
     "BlockLayout",
+    "BlockingAgentClient",
     "BlockingStoreClient",
     "ClientCounters",
     "FetchEnd",
@@ -14,6 +17,7 @@ PUBLIC_NAMES_OF_CLIENT = [
     "KeyChain",
     "Namespace",
     "NodeReport",
+    "PromptMatch",
     "SaveResult",
     "Section",
     "StoreClient",

@@ -97,6 +97,78 @@ def lies_consistently_of_block(block: int) -> Lie:
     return lie
 
 
+def _is_heads(frame: Frame) -> bool:
+    """Does the frame tell of shards without bringing them?"""
+    return frame.header.op == wire.Op.READ and not frame.payload and frame.header.count > 0
+
+
+async def lies_about_heads(frames: list[Frame]) -> AsyncIterator[bytes]:
+    """Other checksums than those of the shards that it sends truly when asked for them."""
+    for frame in frames:
+        if not _is_heads(frame):
+            yield frame.pack()
+            continue
+        records = np.frombuffer(frame.body, wire.PART_RECORD, offset=8).copy()
+        records["payload_xxh3"] ^= 1
+        yield dataclasses.replace(frame, body=frame.body[:8] + records.tobytes()).pack()
+
+
+def lies_consistently_also_in_heads(checksums: dict[int, int]) -> Lie:
+    """As `lies_consistently`, and heads tell of the wrong bytes: `checksums` gives for each true
+    payload_xxh3 that of the lie."""
+
+    async def lie(frames: list[Frame]) -> AsyncIterator[bytes]:
+        for frame in frames:
+            if not _is_heads(frame):
+                async for part in lies_consistently([frame]):
+                    yield part
+                continue
+            records = np.frombuffer(frame.body, wire.PART_RECORD, offset=8).copy()
+            for record in records:
+                true = int(record["payload_xxh3"])
+                record["payload_xxh3"] = checksums.get(true, true)
+            yield dataclasses.replace(frame, body=frame.body[:8] + records.tobytes()).pack()
+
+    return lie
+
+
+async def tells_another_version_in_heads(frames: list[Frame]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        if not _is_heads(frame):
+            yield frame.pack()
+            continue
+        records = np.frombuffer(frame.body, wire.PART_RECORD, offset=8).copy()
+        records["block_xxh3"][1::2] ^= 1
+        yield dataclasses.replace(frame, body=frame.body[:8] + records.tobytes()).pack()
+
+
+async def denies_heads(frames: list[Frame]) -> AsyncIterator[bytes]:
+    """Says that every third shard is missing when only its head is asked for."""
+    for frame in frames:
+        if not _is_heads(frame):
+            yield frame.pack()
+            continue
+        records = np.frombuffer(frame.body, wire.PART_RECORD, offset=8).copy()
+        records["status"][2::3] = 0
+        yield dataclasses.replace(frame, body=frame.body[:8] + records.tobytes()).pack()
+
+
+async def tells_fewer_heads(frames: list[Frame]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        if not _is_heads(frame):
+            yield frame.pack()
+            continue
+        body = frame.body[: -wire.PART_RECORD.itemsize]
+        yield dataclasses.replace(frame, body=body).pack(count=frame.header.count - 1)
+
+
+async def never_tells_heads(frames: list[Frame]) -> AsyncIterator[bytes]:
+    if _is_heads(frames[0]):
+        await asyncio.sleep(3600)
+    for frame in frames:
+        yield frame.pack()
+
+
 def refuses_every_second(op: wire.Op) -> Lie:
     """Answers one request of this kind with BUSY, the next one truly, and so on."""
     turns = itertools.count()
@@ -263,6 +335,9 @@ class LyingProxy:
         self._node = (host, port)
         self.lie: Lie | None = None
         self.reads_other_keys = False
+        self.passes_reads = asyncio.Event()
+        """READs of shards, not of heads, are passed on to the node when this is set."""
+        self.passes_reads.set()
         self.connections = 0
 
     async def on_connection(
@@ -291,6 +366,9 @@ class LyingProxy:
         request = await read_frame(reader)
         if self.reads_other_keys and request.header.op == wire.Op.READ:
             request = _read_other_keys(request)
+        is_read = request.header.op == wire.Op.READ
+        if is_read and not wire.parse_read(request.body, request.header.count)[1]:
+            await self.passes_reads.wait()
         node_writer.write(request.pack())
         frames = [await read_frame(node_reader)]
         while not frames[-1].header.is_last:
@@ -314,6 +392,7 @@ async def lying_client(
 ) -> AsyncIterator[tuple[StoreClient, list[LyingProxy]]]:
     """A client that reaches the nodes `liars` through proxies, and those proxies."""
     proxies, servers, tasks = [], [], set[asyncio.Task[None]]()
+    accepted: list[asyncio.StreamWriter] = []
     addresses = {}
     for name in liars:
         node = cluster_map.node_by_name[name]
@@ -322,6 +401,7 @@ async def lying_client(
         def serve(
             reader: asyncio.StreamReader, writer: asyncio.StreamWriter, proxy: LyingProxy = proxy
         ) -> None:
+            accepted.append(writer)
             tasks.add(asyncio.ensure_future(proxy.on_connection(reader, writer)))
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -337,10 +417,20 @@ async def lying_client(
         yield client, proxies
     finally:
         client.close()
+        # Connections that are being accepted become tasks; a server that was closed drops them and
+        # leaves their sockets open.
+        await _let_the_loop_turn()
         for server in servers:
             server.close()
-        await asyncio.sleep(0.01)  # connections that are being accepted become tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # an aborted transport closes its socket a turn later
+        for writer in accepted:
+            writer.transport.abort()  # a task that was cancelled before it began has not
+        await _let_the_loop_turn()  # an aborted transport closes its socket a turn later
+
+
+async def _let_the_loop_turn() -> None:
+    """Ten turns and 10 ms: on a busy machine one sleep of 10 ms may be a single turn."""
+    for _ in range(10):
+        await asyncio.sleep(0.001)

@@ -1,0 +1,141 @@
+"""What an agent is told when it is started, and which of it cannot be. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+from pathlib import Path
+
+from ..arena.region import ARENA_BYTES_MAX, ARENA_BYTES_MIN
+from ..arena.run_layout import RUN_ALIGN_BYTES
+from ..cluster.address import host_of
+from ..errors import InvalidArgument
+
+SOCKET_PATH_BYTES_MAX = 107
+"""sun_path of unix(7) has 108 bytes, the last of them zero."""
+FETCH_WORKERS_MAX = 64
+WINDOW_BYTES_MIN = 1 << 20
+NAME_LENGTH_MAX = 64
+
+
+class Role(Enum):
+    """What an agent does for engines and gateways."""
+
+    CHECK = "check"
+    """Says how much of a prompt is stored."""
+    FETCH = "fetch"
+    """Brings blocks from the nodes into the arena."""
+    STORE = "store"
+    """Saves blocks out of the arena."""
+    WINDOW = "window"
+    """Keeps window state in memory, and gives it to other hosts."""
+
+
+ALL_ROLES = frozenset(Role)
+ARENA_ROLES = frozenset({Role.FETCH, Role.STORE, Role.WINDOW})
+"""Roles in which bytes go through the arena."""
+
+
+def parse_roles(text: str) -> frozenset[Role]:
+    """Roles from "check,fetch". Raises InvalidArgument for an unknown one, or for none."""
+    names = [name.strip() for name in text.split(",")]
+    known = [role.value for role in Role]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidArgument(
+            "--roles", given=repr(unknown[0]), expected=f"some of {','.join(known)}"
+        )
+    return frozenset(Role(name) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """Raises InvalidArgument, which names the option of `cachalot agent`."""
+
+    cluster_path: Path
+    """The cluster map's file."""
+    socket_path: Path
+    """Where engines and gateways of this host connect; at most 107 bytes long."""
+    roles: frozenset[Role] = ALL_ROLES
+    arena_bytes: int = 4 << 30
+    """Shared memory for runs, a multiple of 4,096; not used with the role `check` alone."""
+    fetch_workers: int = 1
+    """Processes that fetch."""
+    window_memory_bytes: int = 512 << 20
+    """Limit of the window records; not used without the role `window`."""
+    listen: str = "127.0.0.1:0"
+    """Where other agents connect, "ip:port" as they are to spell it; port 0: any. Not used where
+    there is an entrypoint, which has an address."""
+    listen_fd: int | None = None
+    """An inherited listening TCP socket, in place of one on that address."""
+    entrypoint: str | None = None
+    """Name of this agent in the map's entrypoints: it listens on that address and holds a part of
+    the window directory."""
+    name: str = ""
+    """What people call this agent; the entrypoint's name or the host's if empty."""
+    is_log_json: bool = False
+    """Whether log lines are JSON objects."""
+
+    def __post_init__(self) -> None:
+        if not self.roles:
+            raise InvalidArgument("--roles", given="none", expected="at least one role")
+        check_socket_path(self.socket_path)
+        _check_number("--fetch-workers", self.fetch_workers, 1, FETCH_WORKERS_MAX)
+        if self.has_arena:
+            _check_number("--arena", self.arena_bytes, ARENA_BYTES_MIN, ARENA_BYTES_MAX)
+            if self.arena_bytes % RUN_ALIGN_BYTES:
+                raise InvalidArgument(
+                    "--arena", given=self.arena_bytes, expected=f"a multiple of {RUN_ALIGN_BYTES}"
+                )
+        if Role.WINDOW in self.roles:
+            least, most = WINDOW_BYTES_MIN, ARENA_BYTES_MAX
+            _check_number("--window-memory", self.window_memory_bytes, least, most)
+        if len(self.name) > NAME_LENGTH_MAX or not self.name.isprintable():
+            raise InvalidArgument(
+                "--name", given=repr(self.name), expected=f"at most {NAME_LENGTH_MAX} characters"
+            )
+        if self.entrypoint is None and self.listen_fd is None:
+            check_listen_address(self.listen)
+
+    @property
+    def has_arena(self) -> bool:
+        """Whether some role moves bytes."""
+        return bool(self.roles & ARENA_ROLES)
+
+
+def check_socket_path(path: Path) -> None:
+    """The path fits a socket's address. Raises InvalidArgument."""
+    length = len(os.fsencode(path))
+    if not 0 < length <= SOCKET_PATH_BYTES_MAX:
+        raise InvalidArgument(
+            "--socket",
+            given=f"a path of {length} bytes, {path}",
+            expected=f"at most {SOCKET_PATH_BYTES_MAX}, the limit of the system",
+        )
+
+
+def check_listen_address(address: str) -> None:
+    """An IP address and a port that other agents can be told. Raises InvalidArgument."""
+    host, port = host_of(address), address.rpartition(":")[2]
+    expected = '"ip:port" that other hosts can reach, an IPv6 address in brackets'
+    try:
+        found = ip_address(host)
+    except ValueError:
+        raise InvalidArgument("--listen", given=repr(address), expected=expected) from None
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not is_port or found.is_unspecified or found.is_multicast:
+        raise InvalidArgument("--listen", given=repr(address), expected=expected)
+
+
+def role_names(roles: Iterable[Role]) -> list[str]:
+    """Names of roles in the order in which they are declared."""
+    present = set(roles)
+    return [role.value for role in Role if role in present]
+
+
+def _check_number(name: str, value: int, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidArgument(name, given=value, expected=f"{least} to {most}")

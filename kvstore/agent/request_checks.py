@@ -1,0 +1,39 @@
+"""Checks of what requests name; each raises InvalidArgument, which says what was given. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InvalidArgument
+from ..key import KEY_BYTES
+from ..layout import BlockLayout, Section
+from .jobs import split_keys
+from .session import OpenedNamespace, Session
+
+
+def find_namespace(session: Session, number: int) -> OpenedNamespace:
+    """The namespace to which the session gave this number."""
+    if number >= len(session.namespaces):
+        raise InvalidArgument("namespace", given=number, expected="one that this session opened")
+    return session.namespaces[number]
+
+
+def window_layout_of(opened: OpenedNamespace) -> BlockLayout:
+    """Layout of the namespace's window state, which it must have."""
+    if opened.window_layout is None:
+        raise InvalidArgument("namespace", given="one without", expected="one with window sections")
+    return opened.window_layout
+
+
+def layout_of(sections: Sequence[tuple[str, int]]) -> BlockLayout:
+    """A layout as it is sent."""
+    return BlockLayout(tuple(Section(name, size) for name, size in sections))
+
+
+def keys_of(joined: bytes) -> list[bytes]:
+    """Keys as they are sent, one by one."""
+    if len(joined) % KEY_BYTES:
+        raise InvalidArgument(
+            "keys", given=f"{len(joined)} bytes", expected=f"whole keys of {KEY_BYTES} bytes"
+        )
+    return split_keys(joined)

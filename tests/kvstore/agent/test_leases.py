@@ -1,0 +1,290 @@
+"""Leases: runs never overlap, none is freed under a job, nobody is overtaken in line."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.agent.leases import (
+    Lease,
+    LeaseBook,
+    LeaseRequest,
+    RunState,
+    choose_blocks_that_fit,
+)
+from kvstore.arena.allocator import RangeAllocator
+from kvstore.arena.run_layout import RunLayout
+from kvstore.layout import BlockLayout, Section
+
+LAYOUT = BlockLayout((Section("a", 3_000), Section("b", 5_192)))
+ARENA_BYTES = 256 << 10
+OWNERS = st.integers(1, 3)
+
+
+def book_of(size_bytes: int = ARENA_BYTES, *, runs_max: int = 64) -> tuple[LeaseBook, list[Lease]]:
+    freed: list[Lease] = []
+    return LeaseBook(RangeAllocator(size_bytes), freed.append, runs_max=runs_max), freed
+
+
+def request_of(owner: int, blocks: int, layout: BlockLayout = LAYOUT) -> LeaseRequest:
+    return LeaseRequest(owner=owner, layout=layout, blocks=blocks, namespace=0, is_window=False)
+
+
+def ask(book: LeaseBook, owner: int, blocks: int) -> LeaseRequest:
+    request = request_of(owner, blocks)
+    book.ask(request)
+    return request
+
+
+def lease(book: LeaseBook, owner: int, blocks: int) -> Lease:
+    request = ask(book, owner, blocks)
+    assert request.lease is not None
+    return request.lease
+
+
+def never() -> None:
+    raise AssertionError("nothing was to be cancelled")
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9_000), min_size=1, max_size=5),
+    blocks=st.integers(1, 300),
+    room_bytes=st.integers(0, 1 << 20),
+)
+def test_chosen_blocks_are_the_most_that_fit(
+    sizes: list[int], blocks: int, room_bytes: int
+) -> None:
+    sections = [Section(f"s{index}", size) for index, size in enumerate(sizes)]
+    layout = BlockLayout((*sections, Section("rest", 1_024)))
+    found = choose_blocks_that_fit(layout, blocks, room_bytes)
+    assert 0 <= found <= blocks
+    if found:
+        assert RunLayout(layout, found).run_bytes <= room_bytes
+    if found < blocks:
+        assert RunLayout(layout, found + 1).run_bytes > room_bytes
+
+
+def test_request_is_made_as_small_as_the_arena_when_it_is_larger() -> None:
+    book, _ = book_of()
+    found = lease(book, 1, 60_000)
+    assert found.layout.blocks == choose_blocks_that_fit(LAYOUT, 60_000, ARENA_BYTES)
+
+
+def test_request_gets_nothing_at_once_when_not_even_one_block_can_ever_fit() -> None:
+    book, _ = book_of(8_192)
+    request = ask(book, 1, 3)
+    assert request.is_settled
+    assert request.lease is None
+
+
+def test_small_request_waits_behind_a_large_one_when_there_is_room_for_it_alone() -> None:
+    book, _ = book_of()
+    first = lease(book, 1, 20)
+    large, small = ask(book, 2, 20), ask(book, 3, 1)
+    assert book.waiting == 2
+    told: list[str] = []
+    large.on_settled.append(lambda: told.append("large"))
+    small.on_settled.append(lambda: told.append("small"))
+    book.release(first)
+    assert told == ["large", "small"]
+    assert book.waiting == 0
+
+
+def test_request_gets_what_fits_when_its_time_is_up() -> None:
+    book, _ = book_of()
+    lease(book, 1, 20)
+    request = ask(book, 2, 20)
+    room_bytes = book.largest_free_bytes
+    book.settle(request)
+    assert request.lease is not None
+    assert request.lease.layout.blocks == choose_blocks_that_fit(LAYOUT, 20, room_bytes)
+
+
+def test_request_gets_nothing_when_its_time_is_up_and_the_arena_is_full() -> None:
+    book, _ = book_of()
+    lease(book, 1, 60_000)
+    request = ask(book, 2, 1)
+    book.settle(request)
+    assert request.is_settled
+    assert request.lease is None
+    assert book.waiting == 0
+
+
+def test_next_in_line_is_served_when_the_one_before_gives_up() -> None:
+    book, _ = book_of()
+    lease(book, 1, 20)
+    ask(book, 2, 25)
+    small = ask(book, 3, 1)
+    book.end_owner(2)
+    assert small.lease is not None
+
+
+def test_run_is_freed_only_at_the_end_of_its_fetch_when_its_session_ends() -> None:
+    book, freed = book_of()
+    found = lease(book, 1, 4)
+    cancelled: list[bool] = []
+    book.begin_fetch(found, lambda: cancelled.append(True))
+    book.end_owner(1)
+    assert cancelled == [True]
+    assert (freed, book.runs) == ([], 1)
+    assert book.find(1, found.number) is None
+    book.end_fetch(found)
+    assert freed == [found]
+    assert book.leased_bytes == 0
+
+
+def test_run_stays_with_its_session_when_its_fetch_has_ended() -> None:
+    book, freed = book_of()
+    found = lease(book, 1, 4)
+    book.begin_fetch(found, never)
+    book.end_fetch(found)
+    assert book.find(1, found.number) is found
+    assert freed == []
+
+
+def test_run_that_is_saved_outlives_its_session() -> None:
+    book, freed = book_of()
+    found = lease(book, 1, 4)
+    book.begin_store(found)
+    assert book.runs_of(1) == 0
+    book.end_owner(1)
+    assert freed == []
+    book.end_store(found)
+    assert freed == [found]
+
+
+def test_request_waits_when_there_are_as_many_runs_as_allowed() -> None:
+    book, _ = book_of(runs_max=2)
+    first, _ = lease(book, 1, 1), lease(book, 1, 1)
+    third = ask(book, 2, 1)
+    assert third.lease is None
+    book.release(first)
+    assert third.lease is not None
+
+
+def test_run_belongs_to_nobody_but_its_session() -> None:
+    book, _ = book_of()
+    found = lease(book, 1, 1)
+    assert book.find(2, found.number) is None
+    assert book.find(1, found.number + 1) is None
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Any order of calls, against what must be true of every book."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.freed: list[Lease] = []
+        self.book = LeaseBook(RangeAllocator(ARENA_BYTES), self.freed.append, runs_max=8)
+        self.live: dict[int, Lease] = {}
+        self.busy: set[int] = set()
+        self.waiting: list[LeaseRequest] = []
+        self.order: list[LeaseRequest] = []
+
+    def take_in(self) -> None:
+        """Note what has been granted and freed since the last look."""
+        for request in [one for one in self.waiting if one.is_settled]:
+            self.waiting.remove(request)
+            self.note(request)
+        while self.freed:
+            lease = self.freed.pop()
+            assert lease.number not in self.busy, "freed under a job"
+            del self.live[lease.number]
+
+    def note(self, request: LeaseRequest) -> None:
+        if request.lease is not None:
+            self.live[request.lease.number] = request.lease
+
+    def pick(self, data: st.DataObject, *states: RunState) -> Lease | None:
+        found = [one for one in self.live.values() if one.state in states]
+        return data.draw(st.sampled_from(found)) if found else None
+
+    @rule(owner=OWNERS, blocks=st.integers(1, 40))
+    def ask(self, owner: int, blocks: int) -> None:
+        request = request_of(owner, blocks)
+        had_line = bool(self.waiting)
+        self.book.ask(request)
+        if request.is_settled:
+            assert not had_line, "somebody was overtaken"
+            self.note(request)
+        else:
+            self.waiting.append(request)
+            request.on_settled.append(lambda: self.order.append(request))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def settle(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting))
+        self.book.settle(request)
+        assert request.is_settled
+        self.take_in()
+
+    @rule(data=st.data())
+    def begin_fetch(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.LEASED)
+        if lease is not None:
+            self.book.begin_fetch(lease, lambda: None)
+            self.busy.add(lease.number)
+
+    @rule(data=st.data())
+    def end_fetch(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.FETCHING, RunState.RELEASING)
+        if lease is not None:
+            self.busy.remove(lease.number)
+            self.book.end_fetch(lease)
+            self.take_in()
+
+    @rule(data=st.data())
+    def begin_store(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.LEASED)
+        if lease is not None:
+            self.book.begin_store(lease)
+            self.busy.add(lease.number)
+
+    @rule(data=st.data())
+    def end_store(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.STORING)
+        if lease is not None:
+            self.busy.remove(lease.number)
+            self.book.end_store(lease)
+            self.take_in()
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.LEASED, RunState.FETCHING)
+        if lease is not None:
+            self.book.release(lease)
+            self.take_in()
+
+    @rule(owner=OWNERS)
+    def end_owner(self, owner: int) -> None:
+        self.book.end_owner(owner)
+        self.take_in()
+        assert self.book.runs_of(owner) == 0
+
+    @invariant()
+    def runs_do_not_overlap(self) -> None:
+        ranges = sorted((one.offset, one.layout.run_bytes) for one in self.live.values())
+        for (first, length), (second, _) in pairwise(ranges):
+            assert first + length <= second
+        assert self.book.leased_bytes == sum(length for _, length in ranges)
+        assert self.book.runs == len(ranges) <= 8
+
+    @invariant()
+    def first_in_line_really_has_no_room(self) -> None:
+        assert self.book.waiting == len(self.waiting)
+        if self.waiting and self.book.runs < 8:
+            run_bytes = RunLayout(LAYOUT, self.waiting[0].blocks).run_bytes
+            assert run_bytes > self.book.largest_free_bytes
+
+    @invariant()
+    def line_is_served_in_order(self) -> None:
+        numbers = [one.lease.number for one in self.order if one.lease is not None]
+        assert numbers == sorted(numbers)
+
+
+LeaseMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLeaseMachine = LeaseMachine.TestCase

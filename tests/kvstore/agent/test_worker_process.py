@@ -1,0 +1,152 @@
+"""When a worker ends: with its agent, with its channel, by a signal; as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.agent.jobs import Finish, Ping, Pong, Started, StartFailed, pack, report_decoder
+from kvstore.agent_messages import HEAD
+from kvstore.arena.region import ArenaRegion
+from tests.kvstore.agent.arena_runs import is_running
+from tests.kvstore.node.node_process import write_map
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_S = 20.0
+
+# An agent that has nothing but workers; it says their process numbers.
+AGENT = """
+import asyncio, json, sys, time
+from pathlib import Path
+from kvstore.agent.workers import WorkerPool
+from kvstore.arena.region import ArenaRegion
+
+async def serve():
+    pool = WorkerPool(cluster_path=Path(sys.argv[1]), arena=ArenaRegion.create(1 << 20),
+                      fetch_workers=2, has_store_worker=True,
+                      loop=asyncio.get_running_loop(), clock=time.monotonic)
+    await pool.start()
+    said = pool.describe()
+    workers = said["fetch"]["workers"] + said["store"]["workers"]
+    sys.stdout.write(json.dumps([[one["pid"], one["state"]] for one in workers]) + "\\n")
+    sys.stdout.flush()
+    await asyncio.sleep(60)
+
+asyncio.run(serve())
+"""
+
+
+class RawWorker:
+    """A worker whose channel the test holds."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self.process = process
+        self.channel = channel
+
+    def receive(self) -> tuple[int, object]:
+        length, number = HEAD.unpack(self._take(HEAD.size))
+        return number, report_decoder.decode(self._take(length))
+
+    def _take(self, length: int) -> bytes:
+        content = self.channel.recv(length, socket.MSG_WAITALL)
+        assert len(content) == length, content
+        return content
+
+
+@contextmanager
+def raw_worker(cluster_path: Path) -> Iterator[RawWorker]:
+    arena = ArenaRegion.create(1 << 20)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.settimeout(DEADLINE_S)
+    command = [sys.executable, "-m", "kvstore.agent.worker", "--channel-fd", str(theirs.fileno())]
+    command += ["--arena-fd", str(arena), "--cluster", str(cluster_path), "--kind", "fetch"]
+    with subprocess.Popen(
+        command, pass_fds=[theirs.fileno(), arena], cwd=ROOT, stderr=subprocess.DEVNULL
+    ) as process:
+        theirs.close()
+        os.close(arena)
+        try:
+            with ours:
+                yield RawWorker(process, ours)
+        finally:
+            process.kill()
+
+
+def wait_until(is_true: Callable[[], bool], deadline_s: float) -> bool:
+    due_s = time.monotonic() + deadline_s
+    while not is_true() and time.monotonic() < due_s:
+        time.sleep(0.01)
+    return is_true()
+
+
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_workers_are_gone_within_a_second_when_their_agent_is_killed(
+    tmp_path: Path, *, stops_first: bool
+) -> None:
+    map_path = write_map(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(map_path)], stdout=subprocess.PIPE, cwd=ROOT
+    ) as agent:
+        assert agent.stdout is not None
+        assert select.select([agent.stdout], [], [], DEADLINE_S)[0]
+        workers = json.loads(agent.stdout.readline())
+        pids = [pid for pid, _ in workers]
+        assert [state for _, state in workers] == ["ready"] * 3
+        assert all(map(is_running, pids))
+        if stops_first:
+            os.kill(pids[0], signal.SIGSTOP)
+        agent.kill()
+        assert wait_until(lambda: not any(map(is_running, pids)), 1.0)
+
+
+def test_worker_ends_when_its_channel_ends(tmp_path: Path) -> None:
+    with raw_worker(write_map(tmp_path)) as worker:
+        assert worker.receive() == (0, Started())
+        worker.channel.shutdown(socket.SHUT_RDWR)
+        assert worker.process.wait(1.0) == 0
+
+
+def test_worker_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with raw_worker(write_map(tmp_path)) as worker:
+        assert worker.receive() == (0, Started())
+        worker.channel.sendall(pack(0, Finish()))
+        assert worker.process.wait(5.0) == 0
+
+
+def test_worker_ends_when_it_is_sent_something_else(tmp_path: Path) -> None:
+    with raw_worker(write_map(tmp_path)) as worker:
+        assert worker.receive() == (0, Started())
+        worker.channel.sendall(HEAD.pack(3, 1) + b"???")
+        assert worker.process.wait(5.0) == 0
+
+
+def test_worker_ends_on_sigterm_and_not_on_sigint(tmp_path: Path) -> None:
+    with raw_worker(write_map(tmp_path)) as worker:
+        assert worker.receive() == (0, Started())
+        worker.process.send_signal(signal.SIGINT)
+        worker.channel.sendall(pack(9, Ping()))
+        number, answer = worker.receive()
+        assert number == 9
+        assert isinstance(answer, Pong)
+        worker.process.terminate()
+        assert worker.process.wait(5.0) == 0
+
+
+def test_worker_says_why_it_cannot_start(tmp_path: Path) -> None:
+    with raw_worker(tmp_path / "none.toml") as worker:
+        number, answer = worker.receive()
+        assert number == 0
+        assert isinstance(answer, StartFailed)
+        assert "no cluster map" in answer.problem
+        assert worker.process.wait(5.0) == 3

@@ -1,0 +1,396 @@
+"""An engine whose agent dies or stands still while it is asked, and an agent whose engines do.
+
+The storage nodes stand still, so that what was asked of the agent is under way for as long as the
+test wants; then the agent gets its signal.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import AgentClient, ArenaRun, BlockLayout, FetchEnd, Section, StoreClient
+from kvstore.errors import AgentUnreachable
+from tests.kvstore.agent.agent_process import ROOT, AgentProcess, short_folder
+from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.faults.lost_nodes import count_descriptors, stopped
+
+LAYOUT = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
+WINDOW = BlockLayout((Section("w", 5_000),))
+COUNT = 64
+AT_ONCE_S = 0.7
+"""Far below any deadline here."""
+MARGIN_S = 1.0
+"""What a client gives its agent beyond a deadline."""
+SLACK_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("agent-faults")
+    with LocalCluster.start(folder / "c", nodes=3, k=2, m=1, target_size_bytes=64 << 20) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def agent(cluster: LocalCluster) -> Iterator[AgentProcess]:
+    """Who kills it starts another one."""
+    words = ("--arena", "8MiB", "--window-memory", "16MiB")
+    with AgentProcess(cluster.cluster_path, words) as process:
+        yield process
+
+
+@pytest.fixture
+async def client(agent: AgentProcess) -> AsyncIterator[AgentClient]:
+    async with AgentClient.connect(agent.socket_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def blocks(cluster: LocalCluster, request: pytest.FixtureRequest) -> RandomBlocks:
+    """Blocks that are stored, under names that no other test has."""
+    made = RandomBlocks(
+        COUNT,
+        block_bytes=LAYOUT.block_bytes,
+        layout=LAYOUT,
+        seed=3,
+        tenant=f"{os.getpid()}-{request.node.name}",
+    )
+    async with StoreClient.connect(cluster.cluster_path) as store:
+        assert (await store.save(made.namespace, made.keys, made.sources)).stored == COUNT
+    return made
+
+
+@contextmanager
+def stalled(cluster: LocalCluster) -> Iterator[None]:
+    """No node answers, so nothing ends before its deadline."""
+    with stopped(cluster, cluster.node_names):
+        yield
+
+
+Operation = Callable[[AgentClient, RandomBlocks, float], Coroutine[Any, Any, object]]
+
+
+async def match(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    return await client.match(blocks.namespace, blocks.keys, deadline_s=deadline_s)
+
+
+async def match_prompt(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    tokens = np.arange(COUNT * 128, dtype=np.int32)
+    return await client.match(blocks.namespace, tokens, deadline_s=deadline_s)
+
+
+async def fetch(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    buffers = blocks.empty_target().blocks
+    return await client.fetch(blocks.namespace, blocks.keys, buffers, deadline_s=deadline_s)
+
+
+async def fetch_run(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    with await lease(client, blocks) as run:
+        return await (
+            await client.fetch_run(blocks.namespace, blocks.keys, run, deadline_s=deadline_s)
+        )
+
+
+async def wait_for_a_section(
+    client: AgentClient, blocks: RandomBlocks, deadline_s: float
+) -> object:
+    """By a thread, as an engine does."""
+    with await lease(client, blocks) as run:
+        fetch = await client.fetch_run(blocks.namespace, blocks.keys, run, deadline_s=deadline_s)
+        # The worker that dies with its agent may still say that nothing more comes.
+        assert await asyncio.to_thread(run.wait_ready, 0, COUNT, deadline_s + 5) == 0
+        return await fetch
+
+
+async def save(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    return await client.save(
+        blocks.namespace, new_keys(blocks), blocks.sources, deadline_s=deadline_s
+    )
+
+
+async def save_run(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    run = await lease(client, blocks)
+    return await (
+        await client.save_run(blocks.namespace, new_keys(blocks), run, deadline_s=deadline_s)
+    )
+
+
+async def fetch_window(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    into = bytearray(WINDOW.block_bytes)
+    return await client.fetch_window(blocks.namespace, blocks.keys[0], into, deadline_s=deadline_s)
+
+
+async def lookup(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
+    return await client.lookup(blocks.namespace, blocks.keys, deadline_s=deadline_s)
+
+
+async def lease(client: AgentClient, blocks: RandomBlocks) -> ArenaRun:
+    run = await client.lease_run(blocks.namespace, COUNT)
+    assert run is not None
+    assert run.blocks == COUNT
+    return run
+
+
+def new_keys(blocks: RandomBlocks) -> list[bytes]:
+    return blocks.namespace.block_keys(np.full(COUNT * 128, os.getpid(), np.int32))
+
+
+STALLING: list[Operation] = [
+    match,
+    match_prompt,
+    fetch,
+    fetch_run,
+    wait_for_a_section,
+    save,
+    save_run,
+]
+"""What waits for storage nodes, in the agent or its workers."""
+QUICK: list[Operation] = [fetch_window, lookup]
+"""What an agent answers by itself: only one that stands still keeps its engine waiting."""
+
+
+async def fail(operation: Awaitable[object], within_s: float) -> float:
+    """Wait for AgentUnreachable; how long it took."""
+    begun_at_s = time.monotonic()
+    async with asyncio.timeout(within_s):
+        with pytest.raises(AgentUnreachable):
+            await operation
+    return time.monotonic() - begun_at_s
+
+
+async def until_connected(client: AgentClient) -> None:
+    async with asyncio.timeout(10):
+        while not client.is_connected:
+            await asyncio.sleep(0.01)
+
+
+async def check_all_is_well(client: AgentClient, blocks: RandomBlocks) -> None:
+    """What was stored comes back, by the agent that there is now."""
+    await until_connected(client)
+    assert await client.match(blocks.namespace, blocks.keys) == COUNT
+    target = blocks.empty_target()
+    # The nodes that stood still may be shunned for a moment, which is a shorter run and no error.
+    async with asyncio.timeout(10):
+        while True:
+            result = await client.fetch(blocks.namespace, blocks.keys, target.blocks)
+            if result.blocks == COUNT:
+                break
+    assert np.array_equal(target.area, blocks.area)
+
+
+@pytest.mark.parametrize("operation", STALLING)
+async def test_killed_agent_fails_what_is_under_way_at_once_and_another_one_is_used(
+    cluster: LocalCluster,
+    agent: AgentProcess,
+    client: AgentClient,
+    blocks: RandomBlocks,
+    operation: Operation,
+) -> None:
+    await client.open_namespace(blocks.namespace)
+    with stalled(cluster):
+        waiting = asyncio.create_task(operation(client, blocks, 20.0))
+        await asyncio.sleep(0.15)
+        assert not waiting.done()
+        agent.process.kill()
+        await fail(waiting, AT_ONCE_S)
+        await fail(operation(client, blocks, 20.0), AT_ONCE_S)
+    agent.kill()
+    agent.start()
+    await check_all_is_well(client, blocks)
+
+
+@pytest.mark.parametrize("operation", [*STALLING, *QUICK])
+async def test_agent_that_stands_still_is_given_up_a_moment_after_the_deadline(
+    cluster: LocalCluster,
+    agent: AgentProcess,
+    client: AgentClient,
+    blocks: RandomBlocks,
+    operation: Operation,
+) -> None:
+    await client.open_namespace(blocks.namespace, window_layout=WINDOW)
+    agent.process.send_signal(signal.SIGSTOP)
+    try:
+        await fail(operation(client, blocks, 0.3), 1.0 + MARGIN_S + SLACK_S)
+        # Nobody waits for it again until it answers.
+        await fail(operation(client, blocks, 5.0), AT_ONCE_S)
+    finally:
+        agent.process.send_signal(signal.SIGCONT)
+    await check_all_is_well(client, blocks)
+
+
+async def test_engine_reads_nothing_of_a_run_after_its_agent_is_gone(
+    agent: AgentProcess, client: AgentClient, blocks: RandomBlocks
+) -> None:
+    run = await lease(client, blocks)
+    await (await client.fetch_run(blocks.namespace, blocks.keys, run))
+    assert run.ready_blocks(1) == COUNT
+    agent.kill()
+    async with asyncio.timeout(AT_ONCE_S):
+        while client.is_connected:
+            await asyncio.sleep(0.005)
+    for use in (lambda: run.section(0), lambda: run.ready_blocks(0), lambda: run.address):
+        with pytest.raises(AgentUnreachable):
+            use()
+    run.release()
+    agent.start()
+
+
+async def test_descriptors_and_mappings_do_not_grow_with_agents_that_die(
+    agent: AgentProcess, client: AgentClient, blocks: RandomBlocks
+) -> None:
+    async def live_and_die() -> None:
+        await until_connected(client)
+        run = await lease(client, blocks)
+        await (await client.fetch_run(blocks.namespace, blocks.keys, run))
+        agent.kill()
+        async with asyncio.timeout(AT_ONCE_S):
+            while client.is_connected:
+                await asyncio.sleep(0.005)
+        run.release()
+        agent.start()
+
+    def count_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("cachalot-arena")
+
+    await live_and_die()
+    await until_connected(client)
+    before = (count_descriptors(), count_mappings())
+    for _ in range(2):
+        await live_and_die()
+    await until_connected(client)
+    assert (count_descriptors(), count_mappings()) == before
+
+
+# Window state of another host ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_window_state_is_lost_with_its_host_and_nobody_waits_for_it(
+    number: signal.Signals,
+) -> None:
+    folder = short_folder()
+    made = RandomBlocks(1, block_bytes=LAYOUT.block_bytes, layout=LAYOUT, seed=3)
+    namespace, (key,) = made.namespace, made.keys
+    record = os.urandom(WINDOW.block_bytes)
+    with LocalCluster.start(
+        folder / "c", nodes=1, k=1, m=0, target_size_bytes=64 << 20, agents=2
+    ) as pair:
+        sockets = [pair.agents.socket(name) for name in ("a01", "a02")]
+        async with AgentClient.connect(sockets[0]) as here, AgentClient.connect(sockets[1]) as far:
+            for client in (here, far):
+                await client.open_namespace(namespace, window_layout=WINDOW)
+            assert await far.put_window(namespace, key, record)
+            into = bytearray(WINDOW.block_bytes)
+            async with asyncio.timeout(5):
+                while not (found := await here.fetch_window(namespace, key, into)).is_found:
+                    await asyncio.sleep(0.02)
+            assert into == record
+            assert found.host == (await here.lookup(namespace, [key]))[0] != ""
+            pair.agents.kill("a02", number)
+            begun_at_s = time.monotonic()
+            assert not (await here.fetch_window(namespace, key, into, deadline_s=0.5)).is_found
+            assert time.monotonic() - begun_at_s < 0.5 + SLACK_S
+            if number == signal.SIGSTOP:
+                pair.agents.kill("a02", signal.SIGCONT)
+    shutil.rmtree(folder)
+
+
+# Arena that is too small --------------------------------------------------------------------------
+
+
+async def test_block_larger_than_the_arena_is_a_miss_and_is_not_saved(
+    cluster: LocalCluster,
+) -> None:
+    large = RandomBlocks(2, block_bytes=4 << 20, seed=9, tenant=f"large {os.getpid()}")
+    words = ("--arena", "2MiB", "--window-memory", "16MiB")
+    with AgentProcess(cluster.cluster_path, words) as small:
+        async with AgentClient.connect(small.socket_path) as client:
+            saved = await client.save(large.namespace, large.keys, large.sources)
+            assert (saved.stored, saved.failed) == (0, 2)
+            fetched = await client.fetch(large.namespace, large.keys, large.empty_target().blocks)
+            assert (fetched.blocks, fetched.ended) == (0, FetchEnd.DEADLINE)
+            assert await client.lease_run(large.namespace, 1) is None
+
+
+# Engines that die or stand still ------------------------------------------------------------------
+
+ENGINE = """
+import sys, time
+from kvstore.client import AgentClient, BlockLayout, Section
+from tests.kvstore.blocks import RandomBlocks
+
+layout = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
+blocks = RandomBlocks(64, block_bytes=12_000, layout=layout, seed=3, tenant=sys.argv[2])
+with AgentClient.open(sys.argv[1]) as client:
+    runs = [client.lease_run(blocks.namespace, 64) for _ in range(int(sys.argv[3]))]
+    client.fetch_run(blocks.namespace, blocks.keys, runs[0], deadline_s=60)
+    print(sum(run.blocks for run in runs), flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def engine(agent: AgentProcess, blocks: RandomBlocks, runs: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that has leased runs and begun to fetch into the first of them."""
+    words = [str(agent.socket_path), blocks.namespace.tenant, str(runs)]
+    with subprocess.Popen(
+        [sys.executable, "-c", ENGINE, *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{64 * runs}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+async def until_runs(client: AgentClient, runs: int) -> None:
+    async with asyncio.timeout(5):
+        while (await client.status())["arena"]["runs"] != runs:
+            await asyncio.sleep(0.02)
+
+
+async def test_runs_of_a_killed_engine_return_to_the_arena_also_those_being_fetched_into(
+    cluster: LocalCluster, agent: AgentProcess, client: AgentClient, blocks: RandomBlocks
+) -> None:
+    with stalled(cluster), engine(agent, blocks, runs=3) as process:
+        await until_runs(client, 3)
+        assert (await client.status())["fetch"]["running"] == 1
+        process.kill()
+        await until_runs(client, 0)
+        assert (await client.status())["fetch"]["running"] == 0
+        whole = await client.lease_run(blocks.namespace, 10_000)
+        assert whole is not None
+        assert whole.blocks > 600
+        whole.release()
+
+
+async def test_engine_that_stands_still_holds_up_nobody_else(
+    agent: AgentProcess, client: AgentClient, blocks: RandomBlocks
+) -> None:
+    with engine(agent, blocks, runs=6) as process:
+        process.send_signal(signal.SIGSTOP)
+        await check_all_is_well(client, blocks)
+        saved = await client.save(blocks.namespace, new_keys(blocks), blocks.sources)
+        assert saved.stored + saved.known == COUNT
+        # What it has leased is its own, until it dies.
+        begun_at_s = time.monotonic()
+        some = await client.lease_run(blocks.namespace, 10_000, deadline_s=0.3)
+        assert time.monotonic() - begun_at_s < 0.3 + SLACK_S
+        assert some is not None
+        assert COUNT < some.blocks < 400
+        some.release()
+        process.kill()
+        await until_runs(client, 0)
