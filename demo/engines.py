@@ -1,4 +1,7 @@
-"""The two ways in which the demo asks the model: in this process, and in a process of its own."""
+"""The two ways in which the demo asks the model: in this process, and in a process of its own.
+
+Both reach the storage nodes through the agent of this host.
+"""
 
 import sys
 import time
@@ -8,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kvstore.client import StoreClient
+from kvstore.client import AgentClient
 
 from .document import join_prompt
 from .nodes import run_json
@@ -27,7 +30,7 @@ class OwnEngine:
     The modules of the engine are imported late: they bring the tensor library, and take a second.
     """
 
-    def __init__(self, cluster_path: Path) -> None:
+    def __init__(self, socket_path: Path) -> None:
         from engine.threads import prepare_environment, set_thread_count
 
         prepare_environment()
@@ -39,7 +42,7 @@ class OwnEngine:
         self.model_name = model.name
         config = EngineConfig(fetch_deadline_s=FETCH_DEADLINE_S, close_deadline_s=CLOSE_DEADLINE_S)
         with ExitStack() as stack:
-            self._store = stack.enter_context(StoreClient.open(cluster_path))
+            self._store = stack.enter_context(AgentClient.open(socket_path, name="demo"))
             self._llm = stack.enter_context(
                 load_llm(model, store=self._store, clock=time.perf_counter, config=config)
             )
@@ -107,8 +110,8 @@ class OwnEngine:
         )
 
 
-def ask_in_new_process(cluster_path: Path, prompt_file: Path, max_tokens: int) -> Reply:
+def ask_in_new_process(socket_path: Path, prompt_file: Path, max_tokens: int) -> Reply:
     """Answer the prompt in a file, by `python -m engine.generate`, which knows nothing of us."""
-    words = [sys.executable, "-m", "engine.generate", "--cluster", str(cluster_path)]
+    words = [sys.executable, "-m", "engine.generate", "--agent", str(socket_path)]
     words += ["--prompt-file", str(prompt_file), "--max-tokens", str(max_tokens), "--json"]
     return read_reply(run_json(words))

@@ -1,4 +1,4 @@
-"""Twelve storage nodes in a folder, worked as a user would: by the commands of `cachalot`."""
+"""Twelve storage nodes and an agent in a folder, worked as a user would: by `cachalot`."""
 
 import json
 import os
@@ -43,11 +43,26 @@ class NodeView:
     rejected_shards: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """The agent through which the engines reach the nodes, as `cachalot up` shows it."""
+
+    name: str
+    socket_path: Path
+
+
 class DemoNodes:
-    """The nodes of one folder. Nothing runs before `start` or after `stop`."""
+    """The nodes and the agent of one folder. Nothing runs before `start` or after `stop`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._agent: AgentView | None = None
+
+    @property
+    def agent(self) -> AgentView:
+        """There is one once `start` has returned."""
+        assert self._agent is not None, "nothing was started"
+        return self._agent
 
     @property
     def cluster_path(self) -> Path:
@@ -56,11 +71,13 @@ class DemoNodes:
     def start(self) -> list[str]:
         """Start all nodes, or those that are not alive; the names of the ones that were started."""
         shape = ["--nodes", str(NODES), "--code", CODE, "--target-size", TARGET_SIZE]
-        found = run_cachalot("up", "--dir", str(self.folder), *shape, "--json")
+        found = run_cachalot("up", "--dir", str(self.folder), *shape, "--agents", "1", "--json")
+        (agent,) = found["agents"]
+        self._agent = AgentView(name=agent["agent"], socket_path=Path(agent["socket"]))
         return [node["node"] for node in found["nodes"] if node["is_started"]]
 
     def stop(self) -> None:
-        """Stop every node that `start` started. Does nothing if none was."""
+        """Stop every node that `start` started, and the agent. Does nothing if none was."""
         if self.cluster_path.exists():
             run_cachalot("down", "--dir", str(self.folder), "--wait-s", "5", "--json")
 

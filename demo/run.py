@@ -58,7 +58,9 @@ def _play(
         nodes.start()
     took_s = time.monotonic() - started_s
     display.note(f"{NODES} storage nodes, code {CODE}, started in {took_s:.1f} s: {nodes.folder}")
-    with OwnEngine(nodes.cluster_path) as engine:
+    agent = nodes.agent
+    display.note(f"agent {agent.name} serves the engines through {agent.socket_path}")
+    with OwnEngine(agent.socket_path) as engine:
         display.note(f"model loaded: {engine.model_name}")
         stage = Stage(
             nodes=nodes,

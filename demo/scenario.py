@@ -136,8 +136,7 @@ class Scenario:
             f"flipped bytes on disk: one shard of each of {flipped} blocks,"
             f" on {' and '.join(self._victims)}"
         )
-        # A new process believes nothing of the nodes yet, so it asks these two as well. The engine
-        # here may still shun them for a moment, because they were dead.
+        # The agent shuns nodes that were dead for 2 s at most; a new engine takes longer to start.
         reply = self._ask_first_question_elsewhere()
         return reply, [
             claim_full_hit(reply, self._replies),
@@ -187,7 +186,9 @@ class Scenario:
     def _ask_first_question_elsewhere(self) -> Reply:
         prompt = join_prompt(self._document, SHORT_QUESTION)
         self._prompt_file.write_text(prompt, encoding="utf-8")
-        return ask_in_new_process(self._nodes.cluster_path, self._prompt_file, SHORT_ANSWER_TOKENS)
+        return ask_in_new_process(
+            self._nodes.agent.socket_path, self._prompt_file, SHORT_ANSWER_TOKENS
+        )
 
     def _find_victims(self) -> dict[str, list[StoredShard]]:
         """The nodes that hold data shards 0 and 1 of the document's blocks, with these shards."""

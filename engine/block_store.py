@@ -1,7 +1,7 @@
 """What the engine asks of a store of KV blocks.
 
-The engine owns this interface; `kvstore.client.StoreClient` fits it, and so does anything that
-keeps bytes by key.
+The engine owns this interface; the blocking clients of `kvstore.client` fit it, that of the host's
+agent and that of the nodes, and so does anything that keeps bytes by key.
 """
 
 from collections.abc import Sequence

