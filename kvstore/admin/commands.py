@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .agent_command import agent
 from .bench_command import bench
 from .down_command import down
 from .drain_command import drain
@@ -74,3 +75,4 @@ app.command("inspect")(inspect)
 app.command("verify")(verify)
 app.command("drain")(drain)
 app.command("bench")(bench)
+app.command("agent")(agent)

@@ -1,4 +1,4 @@
-"""`cachalot down`: ends the nodes that `cachalot up` started, and nothing else."""
+"""`cachalot down`: ends the nodes and agents that `cachalot up` started, and nothing else."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,9 @@ import typer
 
 from ..errors import InvalidArgument
 from .folder_option import parse_folder
+from .local_agents import stop_agents
 from .local_folder import LocalFolder
-from .node_process import GC_WORKER, StopDeadlines
+from .node_process import AGENT, GC_WORKER, StopDeadlines
 from .node_stop import StoppedNode, find_process, stop_nodes
 from .output import write_json, write_remark, write_result
 from .quantities import count_of, format_size
@@ -45,13 +46,13 @@ def down(
     ] = 20.0,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Stop the nodes of a local cluster, or one of them.
+    """Stop the nodes and agents of a local cluster, or one of them.
 
     What they stored stays for the next `up`, except with --wipe. May be run again.
     """
     place = LocalFolder(folder)
-    workers_place = place.of(GC_WORKER)
-    is_recorded = place.recorded_nodes() or workers_place.recorded_nodes()
+    workers_place, agents_place = place.of(GC_WORKER), place.of(AGENT)
+    is_recorded = any(one.recorded_nodes() for one in (place, workers_place, agents_place))
     if node is not None:
         _check_node(place, node, is_wipe=wipe)
     if not place.cluster_path.exists() and not is_recorded:
@@ -59,14 +60,16 @@ def down(
         return
     with place.locked():
         deadlines = StopDeadlines(term_s=wait_s)
-        # Workers first, so that none complains about nodes that are meant to go.
+        # Who uses the nodes goes first, so that none complains about nodes that are meant to go.
+        agents = [] if node else _stop(agents_place, deadlines, None, dry_run=dry_run)
         workers = _stop(workers_place, deadlines, node, dry_run=dry_run)
         stopped = _stop(place, deadlines, node, dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
-        write_json(render_json(stopped, plan, workers=workers, dry_run=dry_run))
+        found = render_json(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
+        write_json(found)
     else:
-        lines = render_lines(stopped, plan, workers=workers, dry_run=dry_run)
+        lines = render_lines(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
         write_result("\n".join(lines))
         if node is not None:
             write_remark(f"`cachalot up --dir {place.path}` starts {node} again")
@@ -96,13 +99,15 @@ def _stop(
     names = [name for name in place.recorded_nodes() if node in (None, name)]
     if dry_run:
         return plan_stop(place, names)
+    if place.program == AGENT:
+        return [render_stopped(agent) for agent in stop_agents(place, names, deadlines)]
     return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
 def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool) -> None:
     # What was wanted is so, as after a `down --wipe`. The path is shown, in case it is misspelt.
     if is_json:
-        write_json(render_json([], None, workers=[], dry_run=dry_run))
+        write_json(render_json([], None, workers=[], agents=[], dry_run=dry_run))
     else:
         write_result(f"nothing to stop in {place.path}: there is no cluster")
 
@@ -147,6 +152,7 @@ def render_json(
     plan: "WipePlan | None",
     *,
     workers: list[dict[str, Any]],
+    agents: list[dict[str, Any]],
     dry_run: bool,
 ) -> dict[str, Any]:
     """The JSON object of `cachalot down --json`. With `is_dry_run` nothing of it was done."""
@@ -154,6 +160,9 @@ def render_json(
         "is_dry_run": dry_run,
         "nodes": stopped,
         "workers": workers,
+        "agents": [
+            {"agent": one["node"], "pid": one["pid"], "outcome": one["outcome"]} for one in agents
+        ],
         "removed_paths": [] if plan is None else [str(path) for path in plan.files],
         "removed_bytes": 0 if plan is None else plan.freed_bytes,
         "kept_paths": [] if plan is None else [str(path) for path in plan.kept],
@@ -165,13 +174,14 @@ def render_lines(
     plan: "WipePlan | None",
     *,
     workers: list[dict[str, Any]],
+    agents: list[dict[str, Any]],
     dry_run: bool,
 ) -> list[str]:
     """The same for a person."""
     lines = [
         f"{node['node']}: {node['outcome']}"
         + ("" if node["pid"] is None else f" (process {node['pid']})")
-        for node in stopped
+        for node in [*stopped, *agents]
     ]
     if not any(node["outcome"] != "not running" for node in stopped):
         lines.append("no node was running")

@@ -7,6 +7,8 @@ start, kill and start again:
         store = StoreClient.open(cluster.cluster_path)
         cluster.kill("n03")
 
+With `agents=2` the folder also has the agents a01 and a02: `cluster.agents.socket("a01")`.
+
 Not for nodes on other machines, nor for nodes that something else started.
 """
 
@@ -17,6 +19,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,17 +28,21 @@ from typing import Self
 from ..cluster.entities import ClusterMap, Node
 from ..cluster.map import load_cluster_map, write_cluster_map
 from ..errors import InvalidArgument, NodeError
-from .local_folder import LocalFolder, NodeOptions
+from .local_agents import LocalAgents, check_socket_paths
+from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions
 from .local_plan import (
     HOST,
     LocalWishes,
     add_control,
+    add_entrypoints,
+    choose_agents,
     choose_shape,
     find_differences,
+    name_agents,
     plan_local_map,
 )
 from .local_workers import LocalWorkers, bind_control_ports
-from .node_process import StopDeadlines
+from .node_process import AGENT, StopDeadlines
 from .node_start import (
     StartingNode,
     bind_known_ports,
@@ -70,6 +77,8 @@ class LocalCluster:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self.workers = LocalWorkers(folder)
         """The `gc_worker` beside each node, where they were asked for."""
+        self.agents = LocalAgents(folder)
+        """The agents of this machine, where they were asked for."""
 
     @classmethod
     def start(
@@ -83,11 +92,14 @@ class LocalCluster:
         segment_size_bytes: int | None = None,
         sync: str | None = None,
         gc: bool = False,
+        agents: int | None = None,
+        agent_options: LocalAgentOptions | None = None,
         deadline_s: float = START_DEADLINE_S,
     ) -> LocalCluster:
         """Bring up all nodes of the cluster in `folder`, which is made if it is not there.
 
-        With `gc` a worker is started beside each node too, and not waited for.
+        With `gc` a worker is started beside each node too, and not waited for. `agents`: so many
+        agents (a01, a02, ...), which are entrypoints of the map; None: those that the map has.
 
         A new cluster has 12 nodes, code 10+2 and targets of 4 GiB where nothing else is said. In
         one that is there, only nodes that are not alive are started, and InvalidArgument is raised
@@ -101,9 +113,12 @@ class LocalCluster:
             nodes=nodes,
             code=None if k is None or m is None else make_code("code", k, m),
             target_size_bytes=target_size_bytes,
+            agents=agents,
         )
         options = NodeOptions(segment_size_bytes=segment_size_bytes, sync=sync)
-        cluster, _ = cls.bring_up(folder, wishes, options, gc=gc, deadline_s=deadline_s)
+        cluster, _ = cls.bring_up(
+            folder, wishes, options, agent_options, gc=gc, deadline_s=deadline_s
+        )
         return cluster
 
     @classmethod
@@ -118,19 +133,22 @@ class LocalCluster:
         folder: str | Path,
         wishes: LocalWishes,
         options: NodeOptions,
+        agent_options: LocalAgentOptions | None = None,
         *,
         gc: bool = False,
         deadline_s: float = START_DEADLINE_S,
     ) -> tuple[LocalCluster, list[str]]:
-        """As `start`; also the names of the nodes that this call started."""
+        """As `start`; also the names of the nodes and agents that this call started."""
         place = LocalFolder(folder)
         check_node_options(options)
         if not place.cluster_path.exists():
             choose_shape(wishes)  # its mistakes, before anything is made
+        check_socket_paths(place, name_agents(choose_agents(wishes)))
         place.create()
         with place.locked():
             if not place.cluster_path.exists():
                 place.refuse_lost_map()
+                _keep_agent_options(place, agent_options)
                 return cls._create(place, wishes, options, gc=gc, deadline_s=deadline_s)
             cluster = cls(place, load_cluster_map(place.cluster_path))
             differences = find_differences(wishes, cluster.map)
@@ -141,14 +159,11 @@ class LocalCluster:
                     expected="the same, or another folder for another cluster",
                 )
             place.write_options(place.read_options().updated(options))
+            _keep_agent_options(place, agent_options)
             missing = [node for node in cluster.map.nodes if not cluster.is_alive(node.name)]
             cluster._check_running(missing, deadline_s)
-            listeners = bind_known_ports(missing)
-            if gc:
-                cluster._start_with_workers(missing, listeners, deadline_s)
-            else:
-                cluster._start_nodes(missing, listeners, deadline_s)
-            return cluster, [node.name for node in missing]
+            cluster.agents.check_running(cluster.map.entrypoints, deadline_s)
+            return cluster, cluster._start_missing(missing, wishes, gc=gc, deadline_s=deadline_s)
 
     @classmethod
     def _create(
@@ -160,80 +175,114 @@ class LocalCluster:
         gc: bool,
         deadline_s: float,
     ) -> tuple[LocalCluster, list[str]]:
-        shape = choose_shape(wishes)
-        listeners = bind_new_ports(shape.nodes * (2 if gc else 1), HOST)
+        shape, agents = choose_shape(wishes), choose_agents(wishes)
+        with_control = shape.nodes * (2 if gc else 1)
+        listeners = bind_new_ports(with_control + agents, HOST)
         ports = [listener.getsockname()[1] for listener in listeners]
         try:
             cluster_map = plan_local_map(
                 shape,
                 cluster=secrets.token_hex(16),
                 ports=ports[: shape.nodes],
-                control_ports=ports[shape.nodes :],
+                control_ports=ports[shape.nodes : with_control],
             )
+            cluster_map = add_entrypoints(cluster_map, ports[with_control:])
             place.write_options(options)
             write_cluster_map(cluster_map, place.cluster_path)
         except BaseException:
             _close_all(listeners)
             raise
         cluster = cls(place, cluster_map)
-        control = dict(zip(cluster.node_names, listeners[shape.nodes :], strict=False))
-        absent = cluster_map.nodes if gc else ()
-        cluster._start_all(cluster_map.nodes, listeners[: shape.nodes], absent, control, deadline_s)
-        return cluster, cluster.node_names
+        control = listeners[shape.nodes : with_control]
+        cluster._start_all(
+            cluster_map.nodes,
+            listeners[: shape.nodes],
+            control=dict(zip(cluster.node_names, control, strict=False)),
+            workers=cluster_map.nodes if gc else (),
+            agents=dict(zip(cluster.agent_names, listeners[with_control:], strict=True)),
+            deadline_s=deadline_s,
+        )
+        return cluster, [*cluster.node_names, *cluster.agent_names]
 
-    def _start_with_workers(
-        self, missing: Sequence[Node], listeners: Sequence[socket.socket], deadline_s: float
-    ) -> None:
-        """Start `missing` nodes on their listeners, then the workers that are missing."""
-        try:
-            absent = self.workers.missing(self._map)
-            if absent and any(node.control is None for node in self._map.nodes):
-                control = self._give_control_ports()
-                absent = self.workers.missing(self._map)
+    def _start_missing(
+        self, missing: Sequence[Node], wishes: LocalWishes, *, gc: bool, deadline_s: float
+    ) -> list[str]:
+        """Start `missing` nodes, then workers and agents that are missing; names of what started.
+
+        What the map lacks of that is added to it, in one new epoch at most.
+        """
+        with ExitStack() as held:
+            listeners = bind_known_ports(missing)
+            held.callback(_close_all, listeners)
+            lacks_control = gc and any(node.control is None for node in self._map.nodes)
+            lacks_control = lacks_control and bool(self.workers.missing(self._map))
+            known = self._map.entrypoints
+            added = choose_agents(wishes, len(known)) - len(known)
+            new = bind_new_ports((len(self._map.nodes) if lacks_control else 0) + added, HOST)
+            held.callback(_close_all, new)
+            self._grow_map(new[: len(new) - added], new[len(new) - added :])
+            workers = self.workers.missing(self._map) if gc else []
+            if lacks_control:
+                control = dict(zip(self.node_names, new, strict=False))
             else:
-                control = bind_control_ports(absent)
-        except BaseException:
-            _close_all(listeners)
-            raise
-        self._start_all(missing, listeners, absent, control, deadline_s)
+                control = bind_control_ports(workers)
+            held.callback(_close_all, list(control.values()))
+            down = self.agents.missing(known)
+            names = [one.name for one in (*down, *self._map.entrypoints[len(known) :])]
+            free = [*bind_known_ports(down, AGENT.noun), *new[len(new) - added :]]
+            agents = dict(zip(names, free, strict=True))
+            # From here on they are closed by those who use them.
+            held.pop_all()
+        self._start_all(
+            missing,
+            listeners,
+            control=control,
+            workers=workers,
+            agents=agents,
+            deadline_s=deadline_s,
+        )
+        return [*(node.name for node in missing), *agents]
 
     def _start_all(
         self,
         nodes: Sequence[Node],
         listeners: Sequence[socket.socket],
-        absent: Sequence[Node],
+        *,
         control: Mapping[str, socket.socket],
+        workers: Sequence[Node],
+        agents: Mapping[str, socket.socket],
         deadline_s: float,
     ) -> None:
-        """Start `nodes`, then the workers of `absent`; what was started is stopped if that fails.
+        """Start `nodes`, the workers beside `workers`, then agents; all of it or nothing.
 
-        `control`: the listeners of the workers' control APIs, by node.
+        `control`: the listeners of the workers' control APIs, by node. `agents`: those of the
+        agents to start, by name.
         """
-        try:
+        points = [self._map.entrypoint_by_name[name] for name in agents]
+        with ExitStack() as undo:
+            undo.callback(_close_all, [*control.values(), *agents.values()])
             self._start_nodes(nodes, listeners, deadline_s)
-        except BaseException:
-            _close_all(list(control.values()))
-            raise
-        try:
-            self.workers.start(absent, control)
-        except BaseException:
-            self.workers.stop([node.name for node in absent])
-            stop_nodes(self._folder, [node.name for node in nodes], STOP_DEADLINES)
-            self._reap()
-            raise
+            undo.callback(self._stop_nodes, [node.name for node in nodes])
+            undo.callback(self.workers.stop, [node.name for node in workers])
+            self.workers.start(workers, control)
+            self.agents.start_all(points, agents, deadline_s)
+            undo.pop_all()
 
-    def _give_control_ports(self) -> dict[str, socket.socket]:
-        """Write a map of the next epoch that has a control address for each node."""
-        listeners = bind_new_ports(len(self._map.nodes), HOST)
-        try:
-            ports = [listener.getsockname()[1] for listener in listeners]
-            changed = replace(add_control(self._map, ports), epoch=self._map.epoch + 1)
-            write_cluster_map(changed, self.cluster_path)
-        except BaseException:
-            _close_all(listeners)
-            raise
+    def _stop_nodes(self, names: Sequence[str]) -> None:
+        stop_nodes(self._folder, names, STOP_DEADLINES)
+        self._reap()
+
+    def _grow_map(self, control: Sequence[socket.socket], agents: Sequence[socket.socket]) -> None:
+        """Write a map of the next epoch with control addresses for all nodes, and more agents."""
+        if not control and not agents:
+            return
+        changed = self._map
+        if control:
+            changed = add_control(changed, [one.getsockname()[1] for one in control])
+        changed = add_entrypoints(changed, [one.getsockname()[1] for one in agents])
+        changed = replace(changed, epoch=self._map.epoch + 1)
+        write_cluster_map(changed, self.cluster_path)
         self._map = changed
-        return dict(zip(self.node_names, listeners, strict=True))
 
     def _check_running(self, missing: Sequence[Node], deadline_s: float) -> None:
         """Raises NodeError if a node that has a process does not answer, as a stopped one."""
@@ -274,6 +323,11 @@ class LocalCluster:
     def node_names(self) -> list[str]:
         """Names of all nodes, alive or not, in the map's order."""
         return [node.name for node in self._map.nodes]
+
+    @property
+    def agent_names(self) -> list[str]:
+        """Names of all agents, alive or not, in the map's order."""
+        return [point.name for point in self._map.entrypoints]
 
     def target_folder(self, node: str) -> Path:
         """The folder of a node's (first) target. Raises InvalidArgument for an unknown node."""
@@ -329,7 +383,8 @@ class LocalCluster:
     def stop(self, *, deadlines: StopDeadlines = STOP_DEADLINES) -> list[StoppedNode]:
         """End all nodes cleanly and wait for them. May be called again. Raises NodeError."""
         with self._folder.locked():
-            # Workers first, so that none complains about nodes that are meant to go.
+            # Who uses the nodes goes first, so that none complains about nodes meant to go.
+            self.agents.stop(self.agents.recorded())
             self.workers.stop(self.workers.recorded())
             stopped = stop_nodes(self._folder, self.node_names, deadlines)
         self._reap()
@@ -354,6 +409,7 @@ class LocalCluster:
                 child.wait(SIGNAL_DEADLINE_S)
             self._children.clear()
             self.workers.end_children(SIGNAL_DEADLINE_S)
+            self.agents.end_children(SIGNAL_DEADLINE_S)
 
     def _node(self, name: str) -> Node:
         node = self._map.node_by_name.get(name)
@@ -393,6 +449,11 @@ class LocalCluster:
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 del self._children[pid]
+
+
+def _keep_agent_options(place: LocalFolder, options: LocalAgentOptions | None) -> None:
+    if options is not None and options != LocalAgentOptions():
+        place.write_agent_options(place.read_agent_options().updated(options))
 
 
 def _close_all(listeners: Sequence[socket.socket]) -> None:

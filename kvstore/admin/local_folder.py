@@ -7,6 +7,10 @@
     D/nodes/n01/kvstored.json       the process that was started last, until it was stopped
     D/nodes/n01/gc_worker.log       the same of the worker beside the node
     D/nodes/n01/gc_worker.json
+    D/agents.json                   options that its agents are started with
+    D/agents/a01.sock               where engines reach agent a01
+    D/agents/a01/agent.log          what it said on stderr
+    D/agents/a01/agent.json         its process
     D/control-token                 the secret of the control API
 
 Nothing here starts or stops a process.
@@ -21,13 +25,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterMapError, InvalidArgument, StoreError
 from .control_token import TOKEN_NAME
-from .node_process import KVSTORED, Program
+from .node_process import AGENT, KVSTORED, Program
 
 LOCK_DEADLINE_S = 90.0
 """Longer than a start of a local cluster may take, so that a second one waits for the first."""
@@ -53,8 +57,23 @@ class NodeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAgentOptions:
+    """How each agent of a local cluster is started; None leaves it to `local_agents`."""
+
+    arena_bytes: int | None = None
+    fetch_workers: int | None = None
+    window_memory_bytes: int | None = None
+
+    def updated(self, other: LocalAgentOptions) -> LocalAgentOptions:
+        """These options, with those of `other` in their place where it says something."""
+        said = {name: value for name, value in asdict(other).items() if value is not None}
+        return replace(self, **said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """The process that was started for a node. It may have ended, and its pid be another's."""
+    """The process that was started for a node, or an agent, of that name. It may have ended, and
+    its pid be another's."""
 
     node: str
     address: str
@@ -87,17 +106,26 @@ class LocalFolder:
         return self.path / TOKEN_NAME
 
     @property
+    def agent_options_path(self) -> Path:
+        return self.path / "agents.json"
+
+    @property
     def nodes_path(self) -> Path:
-        return self.path / "nodes"
+        """The folder of all nodes; where the program is an agent, of all agents."""
+        return self.path / ("agents" if self.program == AGENT else "nodes")
 
     def node_path(self, node: str) -> Path:
         return self.nodes_path / node
 
     def log_path(self, node: str) -> Path:
-        return self.node_path(node) / f"{self.program.script}.log"
+        return self.node_path(node) / f"{self.program.files}.log"
 
     def record_path(self, node: str) -> Path:
-        return self.node_path(node) / f"{self.program.script}.json"
+        return self.node_path(node) / f"{self.program.files}.json"
+
+    def socket_path(self, agent: str) -> Path:
+        """Where engines reach an agent."""
+        return self.of(AGENT).nodes_path / f"{agent}.sock"
 
     def create(self) -> None:
         """Make the folder. Raises InvalidArgument if that cannot be done, or not written in."""
@@ -153,9 +181,21 @@ class LocalFolder:
     def write_options(self, options: NodeOptions) -> None:
         _write_json(self.options_path, asdict(options))
 
+    def read_agent_options(self) -> LocalAgentOptions:
+        """The options of agents.json; the defaults if it is missing or not ours."""
+        found = _read_json(self.agent_options_path)
+        names = [field.name for field in fields(LocalAgentOptions)]
+        numbers = {name: found.get(name) for name in names}
+        return LocalAgentOptions(
+            **{name: n for name, n in numbers.items() if type(n) is int and n > 0}
+        )
+
+    def write_agent_options(self, options: LocalAgentOptions) -> None:
+        _write_json(self.agent_options_path, asdict(options))
+
     def recorded_nodes(self) -> list[str]:
         """Names of the nodes that have a record, sorted. Needs no map, which may be broken."""
-        found = self.nodes_path.glob(f"*/{self.program.script}.json")
+        found = self.nodes_path.glob(f"*/{self.program.files}.json")
         return sorted(path.parent.name for path in found)
 
     def read_record(self, node: str) -> NodeRecord | None:

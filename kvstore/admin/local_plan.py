@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..cluster.entities import ClusterMap, CodeShape, Group, Node, Target
+from ..cluster.entities import ClusterMap, CodeShape, Entrypoint, Group, Node, Target
 from ..errors import InvalidArgument
 from .quantities import count_of, format_size, make_code
 
@@ -18,6 +18,9 @@ TARGET_SIZE_BYTES_MIN = 256 << 10
 NODES_MAX = 128
 """Processes on one machine; more than that belongs on more machines."""
 
+AGENTS_MAX = 32
+"""The same for agents, each with an arena of its own."""
+
 HOST = "127.0.0.1"
 
 
@@ -28,6 +31,7 @@ class LocalWishes:
     nodes: int | None = None
     code: CodeShape | None = None
     target_size_bytes: int | None = None
+    agents: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,17 @@ def choose_shape(wishes: LocalWishes) -> LocalShape:
     return LocalShape(nodes=nodes, code=code, target_size_bytes=size_bytes)
 
 
+def choose_agents(wishes: LocalWishes, known: int = 0) -> int:
+    """How many agents the cluster is to have, of which `known` are in the map already.
+
+    Raises InvalidArgument.
+    """
+    agents = known if wishes.agents is None else wishes.agents
+    if not 0 <= agents <= AGENTS_MAX:
+        raise InvalidArgument("agents", given=agents, expected=f"0 to {AGENTS_MAX}")
+    return agents
+
+
 def choose_code(nodes: int) -> CodeShape:
     """A code that fits so few nodes: two parity shards if that leaves two for data."""
     m = min(2, nodes // 2)
@@ -83,6 +98,10 @@ def find_differences(wishes: LocalWishes, cluster_map: ClusterMap) -> list[str]:
     if wishes.target_size_bytes is not None and sizes != {wishes.target_size_bytes}:
         found = " and ".join(format_size(size) for size in sorted(sizes))
         differences.append(f"targets of {found}, not {format_size(wishes.target_size_bytes)}")
+    agents = len(cluster_map.entrypoints)
+    if wishes.agents is not None and wishes.agents < agents:
+        # More is a wish that can be met; fewer would leave entrypoints that nobody serves.
+        differences.append(f"{count_of(agents, 'agent')}, not {wishes.agents}")
     return differences
 
 
@@ -127,6 +146,33 @@ def plan_local_map(
         ),
     )
     return add_control(cluster_map, control_ports) if control_ports else cluster_map
+
+
+def name_agents(count: int) -> list[str]:
+    """a01, a02 and so on; of AGENTS_MAX all names have one length."""
+    return [f"a{number:02}" for number in range(1, count + 1)]
+
+
+def add_entrypoints(cluster_map: ClusterMap, ports: Sequence[int]) -> ClusterMap:
+    """The same map with one more agent of this machine on each port. The epoch stays."""
+    names = name_agents(len(cluster_map.entrypoints) + len(ports))
+    free = [name for name in names if name not in cluster_map.entrypoint_by_name]
+    added = [
+        Entrypoint(name=name, address=f"{HOST}:{port}")
+        for name, port in zip(free, ports, strict=False)
+    ]
+    return replace(cluster_map, entrypoints=(*cluster_map.entrypoints, *added))
+
+
+def grow_map(
+    cluster_map: ClusterMap, *, control_ports: Sequence[int], agent_ports: Sequence[int]
+) -> ClusterMap:
+    """The map of the next epoch, with control addresses for all nodes if there are ports for
+    them, and an agent more on each of `agent_ports`; the same map if there is nothing to add."""
+    if not control_ports and not agent_ports:
+        return cluster_map
+    grown = add_control(cluster_map, control_ports) if control_ports else cluster_map
+    return replace(add_entrypoints(grown, agent_ports), epoch=cluster_map.epoch + 1)
 
 
 def add_control(cluster_map: ClusterMap, ports: Sequence[int]) -> ClusterMap:

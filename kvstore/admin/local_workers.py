@@ -8,48 +8,35 @@ status`, and its record here.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from ..cluster.entities import ClusterMap, Node
 from .control_token import make_token_file
 from .local_folder import LocalFolder, NodeRecord
+from .local_processes import LocalProcesses
 from .node_process import GC_WORKER, StopDeadlines
 from .node_start import CODE_ROOT, KILL_DEADLINE_S, NodeStartFailed, bind_known_ports
-from .node_stop import StoppedNode, find_process, signal_process, stop_nodes
 from .output import write_remark
 
 NICENESS = 10
 """Twelve workers that start, or that clean up, must not take the machine from twelve nodes."""
 NAMED_DEADLINE_S = 5.0
 NAMED_POLL_S = 0.002
-STOP_DEADLINES = StopDeadlines(term_s=10.0)
 
 
-class LocalWorkers:
-    """Starts, finds and ends the workers of one local cluster. Belongs to one thread."""
+class LocalWorkers(LocalProcesses):
+    """Starts, finds and ends the workers of one local cluster. Belongs to one thread.
+
+    The name of each is that of its node.
+    """
 
     def __init__(self, folder: LocalFolder) -> None:
-        self._folder = folder.of(GC_WORKER)
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-
-    def pid(self, node: str) -> int | None:
-        """The pid of the worker beside a node, None if there is none."""
-        process = find_process(self._folder, node)
-        if process is None:
-            return None
-        process.close()
-        return process.pid
-
-    def log_path(self, node: str) -> Path:
-        """What the worker said on stderr."""
-        return self._folder.log_path(node)
+        super().__init__(folder.of(GC_WORKER), StopDeadlines(term_s=10.0))
 
     def missing(self, cluster_map: ClusterMap) -> list[Node]:
         """The nodes beside which no worker runs."""
@@ -90,7 +77,7 @@ class LocalWorkers:
             process.kill()
             process.wait(KILL_DEADLINE_S)
             raise
-        self._children[process.pid] = process
+        self._adopt(process)
         self._wait_until_named(node.name, process)
         # A process that has ended already has no priority any more.
         with suppress(ProcessLookupError):
@@ -105,36 +92,6 @@ class LocalWorkers:
         due_s = time.monotonic() + NAMED_DEADLINE_S
         while self.pid(node) is None and process.poll() is None and time.monotonic() < due_s:
             time.sleep(NAMED_POLL_S)
-
-    def kill(self, node: str, number: int = signal.SIGKILL) -> None:
-        """As `LocalCluster.kill`, for the worker beside a node."""
-        signal_process(self._folder, node, number)
-        self.reap()
-
-    def stop(
-        self, nodes: Sequence[str], deadlines: StopDeadlines = STOP_DEADLINES
-    ) -> list[StoppedNode]:
-        """End the workers beside `nodes`. May be called again. Raises NodeError."""
-        stopped = stop_nodes(self._folder, nodes, deadlines)
-        self.reap()
-        return stopped
-
-    def recorded(self) -> list[str]:
-        """Nodes beside which a worker was started and not yet stopped."""
-        return self._folder.recorded_nodes()
-
-    def end_children(self, deadline_s: float) -> None:
-        """Kill what this object started and still runs, whatever became of the records."""
-        for child in self._children.values():
-            child.kill()
-            child.wait(deadline_s)
-        self._children.clear()
-
-    def reap(self) -> None:
-        """Take note of children that have ended, or they would stay as zombies."""
-        for pid, child in list(self._children.items()):
-            if child.poll() is not None:
-                del self._children[pid]
 
 
 def worker_command(folder: LocalFolder, node: str, listener: socket.socket | None) -> list[str]:

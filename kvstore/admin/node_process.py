@@ -1,4 +1,4 @@
-"""One running `kvstored` or `gc_worker`, found by its pid *and* its command line, and signalled.
+"""One running node, worker or agent, found by its pid *and* its command line, and signalled.
 
 A pid alone proves nothing: the process may have ended and the kernel given its number to another.
 So a process is opened first (pidfd_open), which pins it, and looked at then; signals go to what was
@@ -36,10 +36,22 @@ class Program:
 
     module: str
     script: str
+    command: str = ""
+    """Its first argument, of a script that has several commands."""
+    name_option: str = "--node"
+    """The option that says which one of its kind it is."""
+    noun: str = "node"
+    """What a message calls the one that is named so; also the key of its ready line."""
+
+    @property
+    def files(self) -> str:
+        """What its log and its record are called, without their endings."""
+        return self.command or self.script
 
 
 KVSTORED = Program("kvstore.node", "kvstored")
 GC_WORKER = Program("gc_worker", "gc_worker")
+AGENT = Program("kvstore.admin.cli", "cachalot", "agent", name_option="--name", noun="agent")
 
 
 class NodeProcess:
@@ -61,14 +73,14 @@ class NodeProcess:
         try:
             descriptor = _open_process(pid)
         except OSError as error:
-            raise _unknown(pid, node, error) from error
+            raise _unknown(pid, node, error, program) from error
         if descriptor is None:
             return None
         try:
             command = _read_command(pid)
         except OSError as error:
             os.close(descriptor)
-            raise _unknown(pid, node, error) from error
+            raise _unknown(pid, node, error, program) from error
         if not is_command_of_node(command, cluster_path=cluster_path, node=node, program=program):
             os.close(descriptor)
             return None
@@ -181,17 +193,27 @@ def is_command_of_node(
     command: Sequence[str], *, cluster_path: Path, node: str, program: Program = KVSTORED
 ) -> bool:
     """Whether a command line is that of `program` for exactly this map (absolute) and node."""
-    names = (program.module, f"{program.module}.main")
-    is_module = any(flag == "-m" and name in names for flag, name in pairwise(command))
-    # A script with a shebang runs as: interpreter, path of the script, its arguments.
-    is_script = program.script in [os.path.basename(word) for word in command[:2]]
-    if not is_module and not is_script:
+    first = _find_first_argument(command, program)
+    if first is None or (program.command and list(command[first : first + 1]) != [program.command]):
         return False
     given = _option(command, "--cluster")
     is_map = (
         given is not None and os.path.isabs(given) and os.path.realpath(given) == str(cluster_path)
     )
-    return is_map and _option(command, "--node") == node
+    return is_map and _option(command, program.name_option) == node
+
+
+def _find_first_argument(command: Sequence[str], program: Program) -> int | None:
+    """Where in a command line the arguments of `program` begin; None if it runs another one."""
+    names = (program.module, f"{program.module}.main")
+    for index, (flag, name) in enumerate(pairwise(command)):
+        if flag == "-m" and name in names:
+            return index + 2
+    # A script with a shebang runs as: interpreter, path of the script, its arguments.
+    for index, word in enumerate(command[:2]):
+        if os.path.basename(word) == program.script:
+            return index + 1
+    return None
 
 
 def _option(command: Sequence[str], name: str) -> str | None:
@@ -203,8 +225,9 @@ def _option(command: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _unknown(pid: int, node: str, error: OSError) -> NodeError:
-    return NodeError(node, f"cannot tell whether its process {pid} is alive: {error.strerror}")
+def _unknown(pid: int, node: str, error: OSError, program: Program) -> NodeError:
+    detail = f"cannot tell whether its process {pid} is alive: {error.strerror}"
+    return NodeError(node, detail, noun=program.noun)
 
 
 def _read_command(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Starting `kvstored` processes: their sockets, their command lines, and waiting until they serve.
+"""Starting nodes and agents: their sockets, their command lines, and waiting until they serve.
 
 All are started first and waited for together, because each takes a while of CPU time to come up.
 The listening sockets are made here and handed over, so that no port can be lost in between, and a
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cluster.entities import Node
+from ..cluster.entities import Entrypoint, Node
 from ..errors import InvalidArgument, NodeError
 from .exit_codes import ExitCode
 from .local_folder import LocalFolder, NodeOptions, NodeRecord
@@ -39,8 +39,10 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 class NodeStartFailed(NodeError):
     """A node did not come up; `exit_code` is the node's own where that says more than "a node"."""
 
-    def __init__(self, node: str, detail: str, *, exit_code: int = ExitCode.NODE) -> None:
-        super().__init__(node, detail)
+    def __init__(
+        self, node: str, detail: str, *, exit_code: int = ExitCode.NODE, noun: str = "node"
+    ) -> None:
+        super().__init__(node, detail, noun=noun)
         self.exit_code = exit_code
 
 
@@ -54,6 +56,7 @@ class StartingNode:
     log_offset: int
     """Where in the log this process began."""
     said: bytes = field(default=b"")
+    noun: str = "node"
 
 
 def check_node_options(options: NodeOptions) -> None:
@@ -78,16 +81,16 @@ def bind_new_ports(count: int, host: str) -> list[socket.socket]:
     return _listen_all([(f"number {index + 1}", host, 0) for index in range(count)])
 
 
-def bind_known_ports(nodes: Sequence[Node]) -> list[socket.socket]:
+def bind_known_ports(nodes: Sequence[Node | Entrypoint], noun: str = "node") -> list[socket.socket]:
     """Listening sockets on the addresses of the map. Raises NodeStartFailed if one is taken."""
-    return _listen_all([(node.name, node.host, node.port) for node in nodes])
+    return _listen_all([(node.name, node.host, node.port) for node in nodes], noun)
 
 
-def _listen_all(places: Sequence[tuple[str, str, int]]) -> list[socket.socket]:
+def _listen_all(places: Sequence[tuple[str, str, int]], noun: str = "node") -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         for node, host, port in places:
-            listeners.append(_listen(node, host, port))
+            listeners.append(_listen(node, host, port, noun))
     except BaseException:
         for listener in listeners:
             listener.close()
@@ -95,7 +98,7 @@ def _listen_all(places: Sequence[tuple[str, str, int]]) -> list[socket.socket]:
     return listeners
 
 
-def _listen(node: str, host: str, port: int) -> socket.socket:
+def _listen(node: str, host: str, port: int, noun: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -109,7 +112,8 @@ def _listen(node: str, host: str, port: int) -> socket.socket:
             reason = "is taken by another process; end that one, or change the map"
         else:
             reason = f"cannot be listened on: {error.strerror or error}"
-        raise NodeStartFailed(node, f"its address {host}:{port} {reason}") from error
+        detail = f"its address {host}:{port} {reason}"
+        raise NodeStartFailed(node, detail, noun=noun) from error
     return listener
 
 
@@ -117,12 +121,20 @@ def spawn_node(
     folder: LocalFolder, node: Node, options: NodeOptions, listener: socket.socket
 ) -> StartingNode:
     """Start one process in a session of its own, and record its pid. `listener` stays open."""
-    folder.node_path(node.name).mkdir(parents=True, exist_ok=True)
-    log_path = folder.log_path(node.name)
+    command = node_command(folder.cluster_path, node.name, options, listener.fileno())
+    return spawn_recorded(folder, node.name, node.address, command, listener)
+
+
+def spawn_recorded(
+    folder: LocalFolder, name: str, address: str, command: Sequence[str], listener: socket.socket
+) -> StartingNode:
+    """Start `command`, of the folder's program, which listens on `address`."""
+    folder.node_path(name).mkdir(parents=True, exist_ok=True)
+    log_path = folder.log_path(name)
     with open(log_path, "ab") as log:
         log_offset = log.tell()
         process = subprocess.Popen(
-            node_command(folder.cluster_path, node.name, options, listener.fileno()),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -135,13 +147,19 @@ def spawn_node(
             start_new_session=True,
         )
     try:
-        folder.write_record(NodeRecord(node=node.name, address=node.address, pid=process.pid))
+        folder.write_record(NodeRecord(node=name, address=address, pid=process.pid))
     except BaseException:
         # Without a record nobody would find it again.
         process.kill()
         process.wait(KILL_DEADLINE_S)
         raise
-    return StartingNode(name=node.name, process=process, log_path=log_path, log_offset=log_offset)
+    return StartingNode(
+        name=name,
+        process=process,
+        log_path=log_path,
+        log_offset=log_offset,
+        noun=folder.program.noun,
+    )
 
 
 def node_command(cluster_path: Path, node: str, options: NodeOptions, listen_fd: int) -> list[str]:
@@ -186,7 +204,7 @@ def _take_ready_line(node: StartingNode) -> bool:
     node.said += said
     if b"\n" in node.said:
         line = node.said.partition(b"\n")[0]
-        if not is_ready_line(line, node=node.name, pid=node.process.pid):
+        if not is_ready_line(line, node=node.name, pid=node.process.pid, noun=node.noun):
             raise _failed(node, f"said {line[:200]!r} and not that it is ready")
         return True
     if len(node.said) > READY_LINE_BYTES_MAX:
@@ -196,13 +214,13 @@ def _take_ready_line(node: StartingNode) -> bool:
     return False
 
 
-def is_ready_line(line: bytes, *, node: str, pid: int) -> bool:
+def is_ready_line(line: bytes, *, node: str, pid: int, noun: str = "node") -> bool:
     """Whether a line on stdout is the one by which this process says that it serves."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
         return False
-    return isinstance(said, dict) and said.get("node") == node and said.get("pid") == pid
+    return isinstance(said, dict) and said.get(noun) == node and said.get("pid") == pid
 
 
 def _ended(node: StartingNode) -> NodeStartFailed:
@@ -225,7 +243,7 @@ def _failed(node: StartingNode, detail: str, *, exit_code: int = ExitCode.NODE) 
     lines = read_tail(node.log_path, node.log_offset)
     shown = f"; the end of {node.log_path}:" if lines else f"; {node.log_path} has no more"
     text = "\n".join([f"{detail}{shown}", *(f"  {line}" for line in lines)])
-    return NodeStartFailed(node.name, text, exit_code=exit_code)
+    return NodeStartFailed(node.name, text, exit_code=exit_code, noun=node.noun)
 
 
 def read_tail(path: Path, offset: int) -> list[str]:

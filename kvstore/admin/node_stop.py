@@ -1,6 +1,7 @@
 """Stopping the nodes of a local cluster: exactly those processes that were started for it.
 
-A folder's records are of one program (`LocalFolder.of`): its nodes, or the workers beside them.
+A folder's records are of one program (`LocalFolder.of`): its nodes, the workers beside them, or
+the agents of the machine; "node" below is what the record is of.
 Works from the records that a start left, not from the map, so that nodes can be stopped whose map
 was broken by hand in the meantime.
 """
@@ -64,7 +65,7 @@ def signal_process(folder: LocalFolder, node: str, number: int) -> None:
     """
     process = find_process(folder, node)
     if process is None:
-        raise NodeError(node, "is not running")
+        raise NodeError(node, "is not running", noun=folder.program.noun)
     with process:
         process.send(number)
         is_done = True
@@ -73,7 +74,8 @@ def signal_process(folder: LocalFolder, node: str, number: int) -> None:
         elif number == signal.SIGSTOP:
             is_done = process.wait_for_stop(deadline_s=SIGNAL_DEADLINE_S)
         if not is_done:
-            raise NodeError(node, f"process {process.pid} ignores signal {number}")
+            detail = f"process {process.pid} ignores signal {number}"
+            raise NodeError(node, detail, noun=folder.program.noun)
 
 
 def stop_nodes(
@@ -109,25 +111,26 @@ def stop_nodes(
         done.append(StoppedNode(node=node, pid=pid, outcome=outcome))
     for node, pid in pids.items():
         if node not in was_killed:
-            raise NodeError(node, f"process {pid} does not end, not even by SIGKILL")
+            detail = f"process {pid} does not end, not even by SIGKILL"
+            raise NodeError(node, detail, noun=folder.program.noun)
     return done
 
 
 def _remark_what_is_left(folder: LocalFolder, record: NodeRecord) -> None:
     """Say on stderr what a record that led to no process of ours leaves open."""
-    node, pid = record.node, record.pid
+    pid, who = record.pid, f"{folder.program.noun} {record.node}"
     if pid > PID_MAX:
-        write_remark(f"node {node}: its record names process {pid}, which no process can have")
+        write_remark(f"{who}: its record names process {pid}, which no process can have")
     elif is_alive(pid):
-        path = folder.record_path(node)
+        path = folder.record_path(record.node)
         aside = path.with_name(path.name + ASIDE_SUFFIX)
         os.replace(path, aside)
         write_remark(
-            f"node {node}: process {pid} is alive but is not this node, so it was left alone;"
-            f" its record was kept as {aside}"
+            f"{who}: process {pid} is alive but is not this {folder.program.noun}, so it was left"
+            f" alone; its record was kept as {aside}"
         )
     if _is_listening(record.address):
-        write_remark(f"node {node}: something is still listening on {record.address}")
+        write_remark(f"{who}: something is still listening on {record.address}")
 
 
 def _is_listening(address: str) -> bool:

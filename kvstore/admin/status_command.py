@@ -1,17 +1,19 @@
-"""`cachalot status`: asks every node of a cluster what it is and does."""
+"""`cachalot status`: asks every node and agent of a cluster what it is and does."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .control_options import ClusterOption, ControlOption, JsonOption, TokenFileOption, WaitOption
+from ..errors import InvalidArgument
+from .control_options import ControlOption, JsonOption, TokenFileOption, WaitOption
 from .exit_codes import ExitCode
 from .output import write_json, write_result, write_table
 from .quantities import format_duration, format_ratio, format_size
 
 if TYPE_CHECKING:
     from ..cluster.entities import ClusterMap
+    from .agent_status import AgentsStatus
     from .cluster_status import ClusterStatus, NodeStatus, TargetStatus
     from .web_address import WebPage
     from .worker_status import WorkersStatus
@@ -38,7 +40,13 @@ TARGET_LEFT_COLUMNS = frozenset({"target", "node", "state"})
 
 
 def status(
-    cluster: ClusterOption,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="The cluster map.", metavar="FILE")
+    ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", help="Ask only the agent of this host there.", metavar="PATH"),
+    ] = None,
     with_targets: Annotated[
         bool, typer.Option("--targets", help="Also show each target (folder) of each node.")
     ] = False,
@@ -47,33 +55,63 @@ def status(
     token_file: TokenFileOption = None,
     is_json: JsonOption = False,
 ) -> None:
-    """Show nodes, redundancy, and how many may still fail.
+    """Show nodes, agents, redundancy, and how many may still fail.
 
-    Works without any gc_worker, but only they count shards. Ends with exit code 6 if a node is
-    down, or the folder of a target is gone. With --control one worker is asked for all others.
+    Works without any gc_worker, but only they count shards. Ends with exit code 6 if a node or an
+    entrypoint is down, or the folder of a target is gone. With --control one worker is asked for
+    all others.
     """
+    if (cluster is None) == (socket is None):
+        given = "neither of them" if cluster is None else "both"
+        raise InvalidArgument("--cluster, --socket", given=given, expected="one of them")
+    if cluster is None:
+        assert socket is not None
+        _show_agent(socket, wait_s, is_json=is_json)
+        return
     # Here, because the client and numpy take longer to load than `--help` should.
     import asyncio
 
     from .cluster_status import render_json
     from .web_address import find_web_page
 
-    found, workers, cluster_map = asyncio.run(_ask(cluster, wait_s, token_file, control))
+    asked = asyncio.run(_ask(cluster, wait_s, token_file, control))
+    found, workers, agents, cluster_map = asked
     page = find_web_page(cluster_map, cluster, token_file, workers, control)
     if is_json:
-        write_json(render_json(found, workers) | {"web_page": page and page.render_json()})
+        more = {"agents": agents.render_json(), "web_page": page and page.render_json()}
+        write_json(render_json(found, workers) | more)
     else:
-        _write(found, workers, page, with_targets=with_targets)
-    if found.nodes_alive < len(found.nodes) or found.lost_targets:
+        _write(found, workers, agents, page, with_targets=with_targets)
+    if found.nodes_alive < len(found.nodes) or found.lost_targets or agents.entrypoints_down:
         raise typer.Exit(ExitCode.NODES_DOWN)
+
+
+def _show_agent(path: Path, deadline_s: float, *, is_json: bool) -> None:
+    """Show the agent behind a socket. Raises AgentError."""
+    from .agent_inquiry import AgentReport
+    from .agent_socket import ask_agent_at
+    from .agent_status import COLUMNS, LEFT_COLUMNS, describe_agents, render_row
+
+    said = ask_agent_at(path, deadline_s)
+    if is_json:
+        write_json(said)
+        return
+    report = AgentReport(
+        address=str(said.get("address", "")), entrypoint=None, is_alive=True, statistics=said
+    )
+    (agent,) = describe_agents([report]).agents
+    write_table(COLUMNS, [render_row(agent)], left_columns=LEFT_COLUMNS)
 
 
 async def _ask(
     path: Path, deadline_s: float, token_file: Path | None, control: str | None
-) -> "tuple[ClusterStatus, WorkersStatus, ClusterMap]":
+) -> "tuple[ClusterStatus, WorkersStatus, AgentsStatus, ClusterMap]":
     import asyncio
+    import time
 
     from ..client import StoreClient
+    from .agent_inquiry import ask_agents
+    from .agent_status import describe_agents
     from .cluster_status import describe_cluster
     from .worker_status import ask_workers
 
@@ -81,17 +119,27 @@ async def _ask(
         # A worker loads its API when it is asked for the first time.
         worker_deadline_s = max(deadline_s, WORKER_DEADLINE_S)
         asked = ask_workers(store.map, path, token_file, worker_deadline_s, control)
-        reports, workers = await asyncio.gather(store.node_reports(deadline_s=deadline_s), asked)
-        return describe_cluster(store.map, reports).with_usage(workers), workers, store.map
+        loop = asyncio.get_running_loop()
+        agents, reports, workers = await asyncio.gather(
+            ask_agents(store.map, deadline_s=deadline_s, loop=loop, clock=time.monotonic),
+            store.node_reports(deadline_s=deadline_s),
+            asked,
+        )
+        found = describe_cluster(store.map, reports).with_usage(workers)
+        return found, workers, describe_agents(agents), store.map
 
 
 def _write(
     found: "ClusterStatus",
     workers: "WorkersStatus",
+    agents: "AgentsStatus",
     page: "WebPage | None",
     *,
     with_targets: bool,
 ) -> None:
+    from .agent_status import COLUMNS as AGENT_COLUMNS
+    from .agent_status import LEFT_COLUMNS as AGENT_LEFT_COLUMNS
+    from .agent_status import render_row as render_agent
     from .cluster_status import describe_classes, describe_policy, summarise
 
     rows = [
@@ -105,6 +153,10 @@ def _write(
         ]
         write_result("")
         write_table(TARGET_COLUMNS, targets, left_columns=TARGET_LEFT_COLUMNS)
+    if agents.agents:
+        write_result("")
+        agent_rows = [render_agent(agent) for agent in agents.agents]
+        write_table(AGENT_COLUMNS, agent_rows, left_columns=AGENT_LEFT_COLUMNS)
     problems = [f"{node.node}: {node.problem}" for node in found.nodes if node.problem]
     problems += [
         f"{target.target}: its folder was removed or replaced; it stores nothing until it is back"
@@ -115,7 +167,9 @@ def _write(
     if workers.remark:
         problems.append(workers.remark)
     last = [describe_classes(found), workers.redundancy.describe(), describe_policy(found)]
+    problems += agents.problems()
     last.append(workers.describe())
+    last += [agents.describe()] if agents.agents else []
     last += [] if page is None else [page.describe()]
     write_result("\n".join(["", *problems, *last, summarise(found)]))
 

@@ -1,4 +1,4 @@
-"""`cachalot up`: nodes on this machine, in the background."""
+"""`cachalot up`: nodes and agents on this machine, in the background."""
 
 import shutil
 import signal
@@ -16,10 +16,12 @@ from .output import write_json, write_remark, write_result, write_table
 from .quantities import count_of, format_size, parse_code, parse_size_bytes
 
 if TYPE_CHECKING:
+    from ..cluster.entities import Entrypoint, Node
     from .local_cluster import LocalCluster
     from .web_address import WebPage
 
 COLUMNS = ("node", "state", "pid", "address")
+AGENT_COLUMNS = ("agent", "state", "pid", "address", "socket")
 
 
 class Sync(Enum):
@@ -59,8 +61,23 @@ NoGcOption = Annotated[
     bool,
     typer.Option("--no-gc", help="Start no gc_worker: nothing is evicted, scrubbed, repaired."),
 ]
+AgentsOption = Annotated[
+    int | None,
+    typer.Option(help="Agents for engines on this machine (none in a new cluster).", metavar="N"),
+]
+ArenaOption = Annotated[
+    str | None,
+    typer.Option(help="Memory that each agent shares with engines (256MiB).", metavar="SIZE"),
+]
+FetchWorkersOption = Annotated[
+    int | None, typer.Option(help="Processes of each agent that fetch (1).", metavar="N", min=1)
+]
+WindowMemoryOption = Annotated[
+    str | None,
+    typer.Option(help="The most that each agent's window states take (64MiB).", metavar="SIZE"),
+]
 WaitOption = Annotated[
-    float, typer.Option(help="How long to wait for all nodes.", metavar="S", min=0.1, max=3600.0)
+    float, typer.Option(help="How long to wait for all of them.", metavar="S", min=0.1, max=3600.0)
 ]
 ForegroundOption = Annotated[
     bool, typer.Option("--foreground", help="Stay until Ctrl-C or SIGTERM, then stop the nodes.")
@@ -75,11 +92,15 @@ def up(
     segment_size: SegmentSizeOption = None,
     sync: SyncOption = None,
     is_without_gc: NoGcOption = False,
+    agents: AgentsOption = None,
+    arena: ArenaOption = None,
+    fetch_workers: FetchWorkersOption = None,
+    window_memory: WindowMemoryOption = None,
     wait_s: WaitOption = 60.0,
     is_foreground: ForegroundOption = False,
     is_json: JsonOption = False,
 ) -> None:
-    """Start a cluster on this machine, or its nodes that are down.
+    """Start a cluster on this machine, or what of it is down.
 
     Writes D/cluster.toml. Sizes are like 512MiB, 4GiB or 1TiB. Fewer than 12 disks or little
     memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
@@ -88,19 +109,25 @@ def up(
         nodes=nodes,
         code=None if code is None else parse_code("--code", code),
         target_size_bytes=_size("--target-size", target_size),
+        agents=agents,
     )
     from .local_cluster import LocalCluster
-    from .local_folder import NodeOptions
+    from .local_folder import LocalAgentOptions, NodeOptions
 
     options = NodeOptions(
         segment_size_bytes=_size("--segment-size", segment_size),
         sync=None if sync is None else sync.value,
     )
+    agent_options = LocalAgentOptions(
+        arena_bytes=_size("--arena", arena),
+        fetch_workers=fetch_workers,
+        window_memory_bytes=_size("--window-memory", window_memory),
+    )
     if is_foreground:
-        # As Ctrl-C, from the start on: no node is left behind then.
+        # As Ctrl-C, from the start on: no process is left behind then.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster, started = LocalCluster.bring_up(
-        folder, wishes, options, gc=not is_without_gc, deadline_s=wait_s
+        folder, wishes, options, agent_options, gc=not is_without_gc, deadline_s=wait_s
     )
     if is_foreground:
         _stay(cluster, started, is_json=is_json)
@@ -121,32 +148,49 @@ def _size(what: str, text: str | None) -> int | None:
 
 
 def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
-    """Say which nodes were started and which were running, and what could go wrong later."""
+    """Say what was started and what was running, and what could go wrong later."""
     warn_of_little_room(cluster)
     if is_json:
         write_json(render_json(cluster, started))
         return
     rows = [
-        [
-            node.name,
-            "started" if node.name in started else "was running",
-            str(cluster.node_pid(node.name)),
-            node.address,
-        ]
+        _row(node, cluster.node_pid(node.name), is_started=node.name in started)
         for node in cluster.map.nodes
     ]
     write_table(COLUMNS, rows, left_columns=frozenset(COLUMNS))
-    running = len(rows) - len(started)
+    new = sum(node.name in started for node in cluster.map.nodes)
+    running = len(rows) - new
     workers = sum(cluster.workers.pid(node.name) is not None for node in cluster.map.nodes)
     write_result(
-        f"\n{count_of(len(started), 'node')} started, {running} {'was' if running == 1 else 'were'}"
+        f"\n{count_of(new, 'node')} started, {running} {'was' if running == 1 else 'were'}"
         f" running; map: {cluster.cluster_path}\n"
-        f"{count_of(workers, 'gc_worker')} beside them\n"
-        f"to stop them: cachalot down --dir {cluster.folder}"
+        f"{count_of(workers, 'gc_worker')} beside them"
     )
+    _report_agents(cluster, started)
+    write_result(f"to stop them: cachalot down --dir {cluster.folder}")
     page = _find_page(cluster)
     if page is not None:
         write_result(page.describe())
+
+
+def _row(one: "Node | Entrypoint", pid: int | None, *, is_started: bool) -> list[str]:
+    """The cells of a node or an agent, in the order of COLUMNS."""
+    return [one.name, "started" if is_started else "was running", str(pid), one.address]
+
+
+def _report_agents(cluster: "LocalCluster", started: list[str]) -> None:
+    if not cluster.map.entrypoints:
+        return
+    rows = [
+        [
+            *_row(one, cluster.agents.pid(one.name), is_started=one.name in started),
+            str(cluster.agents.socket(one.name)),
+        ]
+        for one in cluster.map.entrypoints
+    ]
+    write_result("")
+    write_table(AGENT_COLUMNS, rows, left_columns=frozenset(AGENT_COLUMNS))
+    write_result("")
 
 
 def _find_page(cluster: "LocalCluster") -> "WebPage | None":
@@ -176,6 +220,17 @@ def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
                 "worker_log_path": str(cluster.workers.log_path(node.name)),
             }
             for node in cluster.map.nodes
+        ],
+        "agents": [
+            {
+                "agent": one.name,
+                "socket": str(cluster.agents.socket(one.name)),
+                "address": one.address,
+                "pid": cluster.agents.pid(one.name),
+                "is_started": one.name in started,
+                "log_path": str(cluster.agents.log_path(one.name)),
+            }
+            for one in cluster.map.entrypoints
         ],
     }
 

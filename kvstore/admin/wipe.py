@@ -15,9 +15,10 @@ from ..cluster.entities import ClusterMap
 from ..errors import TargetLocked
 from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
+from .local_agents import SOCKET_LOCK_SUFFIX
 from .local_folder import LocalFolder
 from .local_plan import target_path
-from .node_process import GC_WORKER
+from .node_process import AGENT, GC_WORKER
 
 SOFT_STATE = (
     "index.arrow*",
@@ -40,7 +41,7 @@ class WipePlan:
     kept: list[Path] = field(default_factory=list)
     """What lies among them and is not ours; the folders around it stay too."""
     locks: list[Path] = field(default_factory=list)
-    """Held by a process as long as it serves the target."""
+    """Held by a process as long as it serves the target, or the agent's socket."""
     freed_bytes: int = 0
     """On the disk, where a preallocated file takes all of its length."""
 
@@ -51,14 +52,21 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
     for node in cluster_map.nodes:
         _plan_node(plan, folder, cluster_map, node.name)
     plan.folders.append(folder.nodes_path)
+    agents = folder.of(AGENT)
+    for entrypoint in cluster_map.entrypoints:
+        _plan_agent(plan, agents, entrypoint.name)
+    plan.folders.append(agents.nodes_path)
     # The map goes last: as long as it is there, a wipe that broke off can be run again.
-    top = [folder.options_path, _temporary(folder.options_path), folder.token_path]
+    options = [folder.options_path, folder.agent_options_path]
+    top = [*options, *map(_temporary, options), folder.token_path]
     _plan_files(plan, [*top, folder.cluster_path])
     records = {
         place.record_path(node.name)
         for node in cluster_map.nodes
         for place in (folder, folder.of(GC_WORKER))
     }
+    for entrypoint in cluster_map.entrypoints:
+        records |= {agents.record_path(entrypoint.name), agents.socket_path(entrypoint.name)}
     _note_kept(plan, records)
     return plan
 
@@ -75,6 +83,17 @@ def _plan_node(plan: WipePlan, folder: LocalFolder, cluster_map: ClusterMap, nod
     for one in (folder, folder.of(GC_WORKER)):
         _plan_files(plan, [_temporary(one.record_path(node)), one.log_path(node)])
     plan.folders.append(folder.node_path(node))
+
+
+def _plan_agent(plan: WipePlan, folder: LocalFolder, agent: str) -> None:
+    socket_path, record_path = folder.socket_path(agent), folder.record_path(agent)
+    lock_path = socket_path.with_name(socket_path.name + SOCKET_LOCK_SUFFIX)
+    # With a record there is a stop before the wipe, which removes the record and the socket.
+    if socket_path.is_socket() and not record_path.exists():
+        plan.files.append(socket_path)
+    _plan_files(plan, [lock_path, _temporary(record_path), folder.log_path(agent)])
+    plan.locks.append(lock_path)
+    plan.folders.append(folder.node_path(agent))
 
 
 def _plan_target(plan: WipePlan, place: Path, *, cluster: str, target: str) -> None:

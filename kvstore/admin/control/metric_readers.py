@@ -98,32 +98,32 @@ def read_targets(stat: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[
 
 def node_field(name: str) -> Reader:
     """A figure of the node."""
-    return lambda sources: _one(read_mapping(sources.node_stat).get(name))
+    return lambda sources: sample_of(read_mapping(sources.node_stat).get(name))
 
 
 def worker_field(name: str) -> Reader:
     """A figure of the worker as it is now."""
-    return lambda sources: _one(sources.worker.get(name))
+    return lambda sources: sample_of(sources.worker.get(name))
 
 
 def worker_counter(name: str) -> Reader:
     """A counter of the worker."""
-    return lambda sources: _one(sources.counters.get(name))
+    return lambda sources: sample_of(sources.counters.get(name))
 
 
 def worker_map(name: str) -> Reader:
     """Counters of the worker, one for each value of a label."""
-    return lambda sources: _each((), read_mapping(sources.counters.get(name)))
+    return lambda sources: samples_of((), read_mapping(sources.counters.get(name)))
 
 
 def policy_field(name: str) -> Reader:
     """A figure of the policy document."""
-    return lambda sources: _one(sources.policy.get(name))
+    return lambda sources: sample_of(sources.policy.get(name))
 
 
 def policy_map(name: str) -> Reader:
     """Figures of the policy document, one for each value of a label."""
-    return lambda sources: _each((), read_mapping(sources.policy.get(name)))
+    return lambda sources: samples_of((), read_mapping(sources.policy.get(name)))
 
 
 def read_redundancy(sources: MetricSources) -> Iterator[Reading]:
@@ -178,7 +178,7 @@ def scrub_pass_age(sources: MetricSources) -> Iterator[Reading]:
 def scrub_pass_duration(sources: MetricSources) -> Iterator[Reading]:
     """Seconds that the last whole scrub of each target took."""
     for target, report in _scrub_targets(sources):
-        yield from _one(read_mapping(report).get("last_pass_s"), target)
+        yield from sample_of(read_mapping(report).get("last_pass_s"), target)
 
 
 def _scrub_targets(sources: MetricSources) -> Iterator[tuple[str, Any]]:
@@ -187,12 +187,12 @@ def _scrub_targets(sources: MetricSources) -> Iterator[tuple[str, Any]]:
 
 def _age(sources: MetricSources, at_s: float, *labels: str) -> Iterator[Sample]:
     """Seconds since `at_s`; 0 where the clock went back since."""
-    return _one(max(0.0, sources.now_s - at_s), *labels)
+    return sample_of(max(0.0, sources.now_s - at_s), *labels)
 
 
 def read_backlog(sources: MetricSources) -> Iterator[Reading]:
     """What waits, by kind."""
-    return _each((), sources.backlog)
+    return samples_of((), sources.backlog)
 
 
 def read_fill(sources: MetricSources) -> Iterator[Reading]:
@@ -202,7 +202,7 @@ def read_fill(sources: MetricSources) -> Iterator[Reading]:
             used = read_number(read_mapping(figures).get("used"))
             room = read_number(read_mapping(figures).get("room"))
             if used is not None and room is not None and used + room > 0:
-                yield from _one(used / (used + room), target, limit)
+                yield from sample_of(used / (used + room), target, limit)
 
 
 def target_field(name: str) -> Reader:
@@ -210,7 +210,7 @@ def target_field(name: str) -> Reader:
 
     def read(sources: MetricSources) -> Iterator[Reading]:
         for target, figures in read_targets(sources.node_stat):
-            yield from _one(figures.get(name), target)
+            yield from sample_of(figures.get(name), target)
 
     return read
 
@@ -223,7 +223,7 @@ def target_map(name: str, inner: str | None = None) -> Reader:
             by_label = read_mapping(figures.get(name))
             if inner is not None:
                 by_label = {key: read_mapping(one).get(inner) for key, one in by_label.items()}
-            yield from _each((target,), by_label)
+            yield from samples_of((target,), by_label)
 
     return read
 
@@ -232,7 +232,7 @@ def class_hit_tokens(sources: MetricSources) -> Iterator[Reading]:
     """Tokens by class that the shards sent by each target stand for."""
     tokens_per_shard = BLOCK_TOKENS / sources.shards_per_fetch
     for target, figures in read_targets(sources.node_stat):
-        for sample in _each((target,), read_mapping(figures.get("hits_by_class"))):
+        for sample in samples_of((target,), read_mapping(figures.get("hits_by_class"))):
             yield Sample(sample.labels, sample.value * tokens_per_shard)
 
 
@@ -241,7 +241,7 @@ def target_distribution(name: str) -> Reader:
 
     def read(sources: MetricSources) -> Iterator[Reading]:
         for target, figures in read_targets(sources.node_stat):
-            found = _distribution((target,), figures.get(name))
+            found = distribution_of((target,), figures.get(name))
             if found is not None:
                 yield found
 
@@ -253,7 +253,7 @@ def node_distributions(name: str) -> Reader:
 
     def read(sources: MetricSources) -> Iterator[Reading]:
         for label, value in read_mapping(read_mapping(sources.node_stat).get(name)).items():
-            found = _distribution((_cut(label),), value)
+            found = distribution_of((cut_label(label),), value)
             if found is not None:
                 yield found
 
@@ -264,7 +264,7 @@ def namespace_tokens(name: str) -> Reader:
     """A number of tokens of each namespace."""
 
     def read(sources: MetricSources) -> Iterable[Reading]:
-        return _each((), {label: one.get(name) for label, one in _namespaces(sources)})
+        return samples_of((), {label: one.get(name) for label, one in _namespaces(sources)})
 
     return read
 
@@ -276,8 +276,8 @@ def namespace_misses(sources: MetricSources) -> Iterator[Reading]:
         for reason, tokens in read_mapping(figures.get("miss_tokens")).items():
             by_reason.setdefault(reason, {})[label] = tokens
     for reason, by_namespace in by_reason.items():
-        for sample in _each((), by_namespace):
-            yield Sample((*sample.labels, _cut(reason)), sample.value)
+        for sample in samples_of((), by_namespace):
+            yield Sample((*sample.labels, cut_label(reason)), sample.value)
 
 
 def _namespaces(sources: MetricSources) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -285,15 +285,16 @@ def _namespaces(sources: MetricSources) -> Iterator[tuple[str, Mapping[str, Any]
         yield label, read_mapping(figures)
 
 
-def _one(value: object, *labels: str) -> Iterator[Sample]:
+def sample_of(value: object, *labels: str) -> Iterator[Sample]:
+    """A sample of a number; none of anything else."""
     number = read_number(value)
     if number is not None:
-        yield Sample(tuple(_cut(label) for label in labels), number)
+        yield Sample(tuple(cut_label(label) for label in labels), number)
 
 
-def _each(first: tuple[str, ...], by_label: Mapping[str, Any]) -> Iterator[Sample]:
+def samples_of(first: tuple[str, ...], by_label: Mapping[str, Any]) -> Iterator[Sample]:
     """A sample for each label; of too many, the largest ones and the sum of all others."""
-    pairs = [(_cut(key), read_number(value)) for key, value in by_label.items()]
+    pairs = [(cut_label(key), read_number(value)) for key, value in by_label.items()]
     found: dict[str, float] = {}
     for key, number in pairs:
         if number is not None:
@@ -305,7 +306,7 @@ def _each(first: tuple[str, ...], by_label: Mapping[str, Any]) -> Iterator[Sampl
         yield Sample((*first, OTHERS), sum(number for _, number in ranked[LABEL_VALUES_MAX:]))
 
 
-def _distribution(labels: tuple[str, ...], value: object) -> Distribution | None:
+def distribution_of(labels: tuple[str, ...], value: object) -> Distribution | None:
     """A histogram of STAT: `bounds_s`, one more `counts` (the last above all bounds), `sum_s`."""
     figures = read_mapping(value)
     bounds = read_numbers(figures.get("bounds_s"))
@@ -327,5 +328,6 @@ def read_numbers(value: object) -> list[float] | None:
     return found if len(found) == len(numbers) else None
 
 
-def _cut(label: object) -> str:
+def cut_label(label: object) -> str:
+    """A label of bounded length."""
     return str(label)[:LABEL_CHARACTERS_MAX]

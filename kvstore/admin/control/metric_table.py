@@ -1,7 +1,8 @@
 """The table of all metrics: name, kind, labels, unit, help, and where the figure comes from. Pure.
 
 docs/metrics.md explains each; a test compares both ways. Every metric has the label `node` before
-its own ones. A name is never given another meaning: what it means changes only with its name.
+its own ones; those of agents are in `admin/agent_metric_table`. A name is never given another
+meaning: what it means changes only with its name.
 """
 
 from __future__ import annotations
@@ -40,20 +41,26 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. A counter's name ends in `_total`; units are those of Prometheus."""
+class MetricHead:
+    """What a metric is called. A counter's name ends in `_total`; units are those of Prometheus."""
 
     name: str
     kind: Kind
     labels: tuple[str, ...]
     unit: str
     help: str
-    read: Reader
 
     def __post_init__(self) -> None:
         assert self.name.startswith("cachalot_")
         assert self.name.endswith("_total") == (self.kind == "counter"), self.name
         assert self.help.endswith("."), self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(MetricHead):
+    """One metric of a node, and how it is read."""
+
+    read: Reader
 
 
 def _gauge(name: str, unit: str, text: str, read: Reader, *labels: str) -> Metric:
@@ -283,6 +290,7 @@ TARGET_METRICS = (
         target_field("misses"),
         "target",
     ),
+    _target_counter("heads_told", "shards", "Shards described to reads of their heads only."),
     _target_counter("pooled_reads", "reads", "Runs of slots read from the disk by a thread."),
     _target_counter("read_races", "shards", "Shards replaced or dropped while they were read."),
     _target_counter("writes", "requests", "WRITE requests."),

@@ -1,4 +1,4 @@
-"""Metrics of one node in the Prometheus text format: what docs/metrics.md lists, and no more.
+"""Metrics in the Prometheus text format: what docs/metrics.md lists, and no more.
 
 `metric_table.METRICS` is the one source of names, labels and help texts: the exposition, the
 document, the dashboard and the alert rules are all checked against it. Nothing is counted here; the
@@ -7,13 +7,13 @@ figures are those of the node and of its worker at the moment of asking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest, metrics_core
 from prometheus_client.registry import Collector
 
 from .metric_readers import Distribution, MetricSources, Reading
-from .metric_table import METRICS, Metric
+from .metric_table import METRICS, MetricHead
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -23,27 +23,38 @@ def render_metrics(sources: MetricSources) -> bytes:
 
     A metric for which the sources have no figure is named with its help, and has no sample.
     """
+    found = ((metric, metric.read(sources)) for metric in METRICS)
+    return render_readings(("node", sources.node), found)
+
+
+def render_readings(
+    who: tuple[str, str], found: Iterable[tuple[MetricHead, Iterable[Reading]]]
+) -> bytes:
+    """Metrics with their samples in the same format; `who`: name and value of the first label."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(sources))
+    registry.register(_ReadingsCollector(who, found))
     return generate_latest(registry)
 
 
-class _NodeCollector(Collector):
-    """Makes the families of METRICS from one set of sources."""
+class _ReadingsCollector(Collector):
+    """Makes a family of each metric. For one rendering."""
 
-    def __init__(self, sources: MetricSources) -> None:
-        self._sources = sources
+    def __init__(
+        self, who: tuple[str, str], found: Iterable[tuple[MetricHead, Iterable[Reading]]]
+    ) -> None:
+        self._label, self._name = who
+        self._found = found
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        for metric in METRICS:
-            family = _make_family(metric)
-            for reading in metric.read(self._sources):
-                _add(family, (self._sources.node, *reading.labels), reading)
+        for metric, readings in self._found:
+            family = _make_family(metric, self._label)
+            for reading in readings:
+                _add(family, (self._name, *reading.labels), reading)
             yield family
 
 
-def _make_family(metric: Metric) -> metrics_core.Metric:
-    labels = ("node", *metric.labels)
+def _make_family(metric: MetricHead, label: str) -> metrics_core.Metric:
+    labels = (label, *metric.labels)
     if metric.kind == "counter":
         return metrics_core.CounterMetricFamily(metric.name, metric.help, labels=labels)
     if metric.kind == "gauge":

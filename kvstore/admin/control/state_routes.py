@@ -1,4 +1,4 @@
-"""The routes that show: status, nodes, metrics, history, what the worker did, one block.
+"""The routes that show: status, nodes, agents, metrics, history, what the worker did, one block.
 
 Nothing is decided here and nothing is changed. What the fields mean stands in docs/control-api.md.
 """
@@ -21,6 +21,7 @@ from ...key import KEY_BYTES
 from ...retention import RetentionPolicy
 from ..cluster_status import ClusterStatus, describe_cluster, summarise
 from ..worker_status import render_workers
+from .agent_gather import AgentGatherer
 from .changes import VerifyBody
 from .gather import WorkerGatherer
 from .handle import Values, WorkerHandle
@@ -40,6 +41,7 @@ class StateRoutes:
     def __init__(self, handle: WorkerHandle, token: str) -> None:
         self._handle = handle
         self._gatherer = WorkerGatherer(handle, token, self.worker)
+        self._agents = AgentGatherer(handle)
 
     def router(self) -> APIRouter:
         """The routes, to be included by the application."""
@@ -49,6 +51,7 @@ class StateRoutes:
         add("/api/status", self.status, summary="The cluster, its redundancy, and this worker")
         add("/api/worker", self.worker, summary="This worker and its reports; asks no node")
         add("/api/workers", self.workers, summary="What the workers of all nodes say together")
+        add("/api/agents", self.agents, summary="What every agent says of itself, in short")
         add("/api/nodes", self.nodes, summary="What every node says of itself")
         add("/api/events", self.events, summary="What this worker did last")
         add("/api/history", self.history, summary="Figures of the last day")
@@ -99,6 +102,15 @@ class StateRoutes:
         """
         found = await self._gatherer.gather()
         return {"at_s": self._handle.now_s(), **render_workers(found)}
+
+    async def agents(self) -> Values:
+        """The entrypoints of the map first, then the agents that speak with them.
+
+        One that does not answer within 1 s is down, with the reason.
+        """
+        found = await self._agents.gather()
+        summary = found.describe() if found.agents else ""
+        return {"at_s": self._handle.now_s(), "summary": summary, "agents": found.render_json()}
 
     async def nodes(self) -> Values:
         """The STAT answer of each node, or why there is none."""

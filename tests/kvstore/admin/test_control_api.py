@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ import pytest
 from kvstore.admin.control.changes import check_drain
 from kvstore.admin.control.docs_page import render_docs_page
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.admin.local_plan import LocalShape, plan_local_map
+from kvstore.admin.local_plan import LocalShape, add_entrypoints, plan_local_map
 from kvstore.admin.quantities import make_code
+from kvstore.cluster.map import write_cluster_map
 from kvstore.errors import DeadlineExceeded, InvalidArgument, NodeError
 from kvstore.settings import SETTINGS
 from tests.architecture.source_tree import ROOT
 from tests.kvstore.admin.control_host import ControlApi, Reply, serve_worker
+from tests.kvstore.cluster.fleets import planned_map
 
 KEY = "ab" * 32
 DOCUMENT = ROOT / "docs" / "control-api.md"
@@ -87,6 +90,31 @@ def test_workers_of_a_map_without_addresses_are_this_one_alone(api: ControlApi) 
     assert said["workers"][0]["blocks_by_shards"] == [0, 0, 2, 7]
     assert said["redundancy"]["by_shards"] == {"3": 7, "2": 2}
     assert (said["redundancy"]["nodes_counted"], said["redundancy"]["nodes_total"]) == (1, 3)
+
+
+def test_cluster_without_entrypoints_has_no_agents(api: ControlApi) -> None:
+    said = api.ask("GET", "/api/agents").json
+    assert (said["agents"], said["summary"]) == ([], "")
+    assert api.ask("GET", "/api/agents", token=None).status == 401
+
+
+def test_agents_are_asked_at_most_every_two_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        map_path = tmp_path / "cluster.toml"
+        port = silent.getsockname()[1]
+        write_cluster_map(add_entrypoints(planned_map(12), [port]), map_path)
+        with serve_worker(map_path) as api:
+            first = api.ask("GET", "/api/agents").json
+            again = api.ask("GET", "/api/agents").json
+        silent.settimeout(0.0)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    (agent,) = first["agents"]
+    assert (agent["agent"], agent["is_alive"], agent["entrypoint"]) == ("a01", False, "a01")
+    assert agent["problem"].startswith("no answer within 1.00 s")
+    assert first["summary"] == "0 of 1 agent alive; 1 entrypoint down: a01"
+    assert again["agents"] == first["agents"]
 
 
 def test_body_that_is_no_json_is_shown_as_the_text_it_is(api: ControlApi) -> None:

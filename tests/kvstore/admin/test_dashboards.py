@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from kvstore.admin.control.metric_table import METRICS
+from kvstore.admin.agent_metric_table import AGENT_METRICS
+from kvstore.admin.control.metric_table import METRICS, MetricHead
 from tests.architecture.source_tree import ROOT
 from tests.architecture.test_docs import find_anchors
 from tests.kvstore.admin.promql import KnownMetric, PromqlError, find_mistakes, parse
@@ -28,8 +29,10 @@ RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in gr
 def known_series() -> dict[str, KnownMetric]:
     """Return all time series by name: ours, and the one that Prometheus adds for each scrape."""
     found = {"up": KnownMetric("gauge", frozenset())}
-    for metric in METRICS:
+    every: tuple[MetricHead, ...] = (*METRICS, *AGENT_METRICS)
+    for metric in every:
         labels = frozenset(metric.labels)
+        labels |= {"agent"} if metric in AGENT_METRICS else set()
         if metric.kind != "histogram":
             found[metric.name] = KnownMetric(metric.kind, labels)
             continue
@@ -177,8 +180,9 @@ def test_alert_has_a_runbook(rule: dict[str, Any]) -> None:
 def test_example_configuration_loads_the_rules_and_sends_the_token() -> None:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
     assert config["rule_files"] == ["alerts.yml"]
-    (scrape,) = config["scrape_configs"]
-    assert scrape["job_name"] == "cachalot"
+    scrape, of_agents = config["scrape_configs"]
+    assert (scrape["job_name"], of_agents["job_name"]) == ("cachalot", "cachalot-agents")
+    assert "authorization" not in of_agents
     assert scrape["authorization"]["type"] == "Bearer"
     # Rates need two scrapes in their shortest range.
     assert config["global"]["scrape_interval"] == "15s"

@@ -51,6 +51,7 @@ def test_down_stops_every_node_and_may_be_run_again(running: Path) -> None:
         "is_dry_run",
         "nodes",
         "workers",
+        "agents",
         "removed_paths",
         "removed_bytes",
         "kept_paths",

@@ -7,8 +7,10 @@ def test_files_of_the_page_name_no_other_place() -> None:
     web = ROOT / "kvstore" / "admin" / "control" / "web"
     files = sorted(path.name for path in web.iterdir())
     assert files == [
+        "agents.js",
         "app.js",
         "chart.js",
+        "elements.js",
         "format.js",
         "icon.png",
         "index.html",

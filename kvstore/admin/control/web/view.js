@@ -1,6 +1,8 @@
 // Puts figures into the page. Everything that comes from a node is text, never markup.
 
+import { showAgents } from "./agents.js";
 import { drawChart } from "./chart.js";
+import { fillBar, make, number } from "./elements.js";
 import { NONE, formatBytes, formatCount, formatShare, formatSpan, formatTime, isNumber, plural } from "./format.js";
 
 const RECENT_S = 600;
@@ -25,6 +27,7 @@ export function showFigures(figures, receivedAt, windowS) {
   showCharts(points, receivedAt.history ?? Date.now() / 1000, windowS, status);
   showHistoryTable(points);
   showNodes(rows, status, workers);
+  showAgents(figures.agents ?? {});
   showRedundancy(status, workers);
   showMisses(rows);
   showAges(status);
@@ -200,7 +203,7 @@ function nodeRow(row, target, draining, status, counted) {
     const name = target?.name ?? NONE;
     cells.push(make("td", {}, name), make("td", {}, NONE), ...Array.from({ length: 5 }, () => number(NONE)));
   } else {
-    cells.push(make("td", {}, target.name), make("td", {}, fillBar(target.fill, target.name, status)),
+    cells.push(make("td", {}, target.name), make("td", {}, targetFill(target.fill, target.name, status)),
       number(formatBytes(target.used_bytes)), number(formatBytes(target.capacity_bytes)),
       number(formatCount(target.blocks)), number(formatCount(target.rejected_shards)),
       number(formatSpan(row.statistics.uptime_s)));
@@ -215,20 +218,16 @@ function describeState(row, target, draining) {
   return draining.has(row.node) ? ["draining", "warn"] : ["alive", "good"];
 }
 
-function fillBar(fill, name, status) {
+function targetFill(fill, name, status) {
   if (!isNumber(fill)) return NONE;
   const { high, low } = status.policy?.watermarks ?? {};
-  const level = make("span", { class: "level" });
-  level.style.width = `${fill * 100}%`;
   const marks = [["low", low], ["high", high]].filter(([, value]) => isNumber(value)).map(([which, value]) => {
     const mark = make("span", { class: "mark", title: `${which} watermark ${formatShare(value)}` });
     mark.style.left = `${value * 100}%`;
     return mark;
   });
-  const track = make("span", { class: "track", role: "meter", "aria-valuemin": "0", "aria-valuemax": "1",
-    "aria-valuenow": String(fill), "aria-label": `fill of ${name}`,
-    "aria-valuetext": `${formatShare(fill)}, watermarks ${formatShare(low)} and ${formatShare(high)}` }, level, ...marks);
-  return make("span", { class: `fill ${fillQuality(fill, status)}` }, track, make("span", { class: "text" }, formatShare(fill)));
+  return fillBar(fill, { label: `fill of ${name}`, text: formatShare(fill), marks, quality: fillQuality(fill, status),
+    valueText: `${formatShare(fill)}, watermarks ${formatShare(low)} and ${formatShare(high)}` });
 }
 
 // Redundancy, misses, ages, policy, events ---------------------------------------------------------
@@ -367,17 +366,4 @@ function valueText(name, value) {
   if (name.endsWith("_bytes")) return formatBytes(value);
   if (name.endsWith("_s")) return formatSpan(value);
   return name === "fill" ? formatShare(value) : formatCount(value);
-}
-
-// --------------------------------------------------------------------------------------------------
-
-function make(name, attributes, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-function number(text, more = "") {
-  return make("td", { class: `number ${more}` }, text);
 }

@@ -1,0 +1,93 @@
+"""`cachalot agent`: the process of a compute host between its engines and the storage nodes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .control_options import ClusterOption
+from .quantities import parse_size_bytes
+
+RolesOption = Annotated[
+    str, typer.Option(help="What it does: some of check,fetch,store,window.", metavar="ROLES")
+]
+SocketOption = Annotated[
+    Path,
+    typer.Option("--socket", help="Where engines and gateways connect; made.", metavar="PATH"),
+]
+ArenaOption = Annotated[
+    str, typer.Option(help="Memory that it shares with the engines.", metavar="SIZE")
+]
+FetchWorkersOption = Annotated[int, typer.Option(help="Processes that fetch.", metavar="N")]
+WindowMemoryOption = Annotated[
+    str, typer.Option(help="The most that window states may take.", metavar="SIZE")
+]
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        help="Where other agents reach it, as they are to spell it; port 0: any.",
+        metavar="IP:PORT",
+    ),
+]
+EntrypointOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Its name among the map's entrypoints: it listens there, and holds a part of the"
+        " window directory.",
+        metavar="NAME",
+    ),
+]
+NameOption = Annotated[
+    str, typer.Option(help="What it is called (the entrypoint's name, or the host's).")
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(help="Serve /metrics for Prometheus there.", metavar="HOST:PORT"),
+]
+ListenFdOption = Annotated[int | None, typer.Option(help="An inherited socket.", hidden=True)]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="Write each log line as a JSON object.")
+]
+
+
+def agent(
+    cluster: ClusterOption,
+    socket: SocketOption,
+    roles: RolesOption = "check,fetch,store,window",
+    arena: ArenaOption = "4GiB",
+    fetch_workers: FetchWorkersOption = 1,
+    window_memory: WindowMemoryOption = "512MiB",
+    listen: ListenOption = "127.0.0.1:0",
+    entrypoint: EntrypointOption = None,
+    name: NameOption = "",
+    metrics: MetricsOption = None,
+    listen_fd: ListenFdOption = None,
+    is_log_json: LogJsonOption = False,
+) -> None:
+    """Run the agent of this host until SIGTERM or Ctrl-C.
+
+    Once it serves, one JSON line on stdout has its agent, socket, address and pid. Nothing that it
+    keeps is on a disk.
+    """
+    # Here, because they take longer to load than `--help` should.
+    from ..agent.main import run_agent
+    from ..agent.options import AgentOptions, parse_roles
+    from .agent_metrics_server import MetricsServer
+
+    options = AgentOptions(
+        cluster_path=cluster.absolute(),
+        socket_path=socket.absolute(),
+        roles=parse_roles(roles),
+        arena_bytes=parse_size_bytes("--arena", arena),
+        fetch_workers=fetch_workers,
+        window_memory_bytes=parse_size_bytes("--window-memory", window_memory),
+        listen=listen,
+        listen_fd=listen_fd,
+        entrypoint=entrypoint,
+        name=name,
+        is_log_json=is_log_json,
+    )
+    if metrics is None:
+        raise typer.Exit(run_agent(options))
+    with MetricsServer.listen("--metrics", metrics) as server:
+        raise typer.Exit(run_agent(options, server.serve))

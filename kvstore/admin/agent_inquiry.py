@@ -1,0 +1,126 @@
+"""Asks agents what they are and do: those of the map, and those that their directories know.
+
+Over the data plane, at the address where other agents reach them. Where no entrypoint answers,
+nobody knows of the other agents; each one's own socket tells of it all the same (`agent_socket`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import wire
+from ..client.inquiry import ask_node
+from ..client.statistics import read_statistics
+from ..cluster.entities import ClusterMap
+from ..errors import NodeError
+from ..window.messages import is_host
+from ..window.peers import open_channel
+from .control.metric_readers import read_mapping
+
+HOSTS_ASKED_MAX = 1024
+"""Beside the entrypoints; more than so many are counted, and not asked."""
+ASKED_AT_ONCE_MAX = 256
+"""Each takes a descriptor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """One agent: `statistics` is its STAT answer, empty if it gave none; then `problem` says why.
+
+    `entrypoint`: its name in the map, None for one that only a directory knows.
+    """
+
+    address: str
+    entrypoint: str | None
+    is_alive: bool
+    problem: str = ""
+    statistics: dict[str, Any] = field(default_factory=dict)
+
+
+async def ask_agents(
+    cluster_map: ClusterMap,
+    *,
+    deadline_s: float,
+    loop: asyncio.AbstractEventLoop,
+    clock: Callable[[], float],
+) -> list[AgentReport]:
+    """A report for each entrypoint in the map's order, then for the other agents by address.
+
+    Two rounds of at most `deadline_s` each. Never raises because agents do not answer.
+    """
+    free = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+
+    async def ask(address: str, entrypoint: str | None) -> AgentReport:
+        async with free:
+            return await _ask_one(cluster_map, address, entrypoint, deadline_s, loop, clock)
+
+    async def ask_all(wanted: Sequence[tuple[str, str | None]]) -> list[AgentReport]:
+        tasks = [asyncio.ensure_future(ask(address, name)) for address, name in wanted]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=deadline_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [
+            _silent(*one, deadline_s) if task.cancelled() else task.result()
+            for one, task in zip(wanted, tasks, strict=True)
+        ]
+
+    found = await ask_all([(point.address, point.name) for point in cluster_map.entrypoints])
+    others = find_other_agents(found)[:HOSTS_ASKED_MAX]
+    return found + await ask_all([(address, None) for address in others])
+
+
+def find_other_agents(reports: Sequence[AgentReport]) -> list[str]:
+    """Addresses of agents that the directories of these know and that are none of these. Pure."""
+    # The map may name a host where directories, which must make nobody ask for names, have its IP.
+    asked = {report.address for report in reports}
+    asked |= {str(report.statistics.get("address")) for report in reports}
+    said = [
+        host
+        for report in reports
+        for host in read_hosts(report.statistics)
+        if host not in asked and is_host(host)
+    ]
+    return sorted(set(said))
+
+
+def read_hosts(statistics: dict[str, Any]) -> list[str]:
+    """Addresses of the agents that speak with the one that gave these figures."""
+    seen = read_mapping(statistics.get("directory")).get("hosts_seen")
+    hosts = [read_mapping(one).get("address") for one in seen] if isinstance(seen, list) else []
+    return [one for one in hosts if isinstance(one, str)]
+
+
+async def _ask_one(
+    cluster_map: ClusterMap,
+    address: str,
+    entrypoint: str | None,
+    deadline_s: float,
+    loop: asyncio.AbstractEventLoop,
+    clock: Callable[[], float],
+) -> AgentReport:
+    name = entrypoint or address
+    channel = open_channel(
+        address, cluster=cluster_map.cluster_id, loop=loop, clock=clock, name=name
+    )
+    try:
+        body = await ask_node(channel, wire.Op.STAT, deadline_s=deadline_s, loop=loop)
+        statistics = read_statistics(name, body)
+    except NodeError as error:
+        return AgentReport(
+            address=address, entrypoint=entrypoint, is_alive=False, problem=error.detail
+        )
+    finally:
+        channel.close()
+    return AgentReport(address=address, entrypoint=entrypoint, is_alive=True, statistics=statistics)
+
+
+def _silent(address: str, entrypoint: str | None, deadline_s: float) -> AgentReport:
+    problem = f"no answer within {deadline_s:.2f} s"
+    return AgentReport(address=address, entrypoint=entrypoint, is_alive=False, problem=problem)

@@ -1,0 +1,217 @@
+"""The agents of a local cluster: `cachalot agent` processes on this machine.
+
+All of them have all roles, and each is an entrypoint of the map, under its own name. What an agent
+keeps is soft, so one that was killed is started again on its old address and begins empty.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from socket import socket as Listener
+
+from ..cluster.entities import Entrypoint
+from ..cluster.map import load_cluster_map
+from ..errors import AgentError, InvalidArgument, NodeError
+from .local_folder import LocalAgentOptions, LocalFolder
+from .node_process import AGENT, StopDeadlines
+from .node_start import StartingNode, bind_known_ports, spawn_recorded, wait_until_ready
+from .node_stop import StoppedNode, find_process, signal_process, stop_nodes
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINES = StopDeadlines(term_s=10.0)
+"""An agent lets the saves that run end, for 5 s."""
+ARENA_BYTES_DEFAULT = 256 << 20
+WINDOW_MEMORY_BYTES_DEFAULT = 64 << 20
+FETCH_WORKERS_DEFAULT = 1
+SOCKET_LOCK_SUFFIX = ".lock"
+"""Of the file that an agent locks beside its socket, for as long as it serves it."""
+
+
+class LocalAgents:
+    """Starts, finds and ends the agents of one local cluster. Belongs to one thread."""
+
+    def __init__(self, folder: LocalFolder) -> None:
+        self._folder = folder.of(AGENT)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def pid(self, name: str) -> int | None:
+        """The pid of an agent's main process, None if it is not running."""
+        process = find_process(self._folder, name)
+        if process is None:
+            return None
+        process.close()
+        return process.pid
+
+    def socket(self, name: str) -> Path:
+        """Where engines reach an agent."""
+        return self._folder.socket_path(name)
+
+    def log_path(self, name: str) -> Path:
+        """What the agent said on stderr."""
+        return self._folder.log_path(name)
+
+    def missing(self, entrypoints: Sequence[Entrypoint]) -> list[Entrypoint]:
+        """Those of which no process runs."""
+        return [one for one in entrypoints if self.pid(one.name) is None]
+
+    def check_running(self, entrypoints: Sequence[Entrypoint], deadline_s: float) -> None:
+        """Raises NodeError if an agent that has a process does not answer, as a stopped one."""
+        running = [one.name for one in entrypoints if self.pid(one.name) is not None]
+        if not running:
+            return
+        # It comes with msgspec and numpy, which most starts do without.
+        from .agent_socket import ask_agent_at
+
+        for name in running:
+            try:
+                ask_agent_at(self.socket(name), deadline_s)
+            except AgentError as error:
+                raise NodeError(
+                    name,
+                    f"process {self.pid(name)} is there but does not answer: {error.detail};"
+                    f" nothing was started; to end it: cachalot down --dir {self._folder.path}",
+                    noun=AGENT.noun,
+                ) from error
+
+    def start(self, name: str, *, deadline_s: float = START_DEADLINE_S) -> None:
+        """Start an agent of the map that is not running, on its old address.
+
+        Raises InvalidArgument for one that is not in the map, or runs; NodeStartFailed.
+        """
+        known = load_cluster_map(self._folder.cluster_path).entrypoint_by_name
+        if name not in known:
+            expected = f"one of the map: {', '.join(known) or 'it has none'}"
+            raise InvalidArgument("agent", given=repr(name), expected=expected)
+        if self.pid(name) is not None:
+            raise InvalidArgument("agent", given=f"{name}, which runs", expected="one that is down")
+        (listener,) = bind_known_ports([known[name]], AGENT.noun)
+        self.start_all([known[name]], {name: listener}, deadline_s)
+
+    def start_all(
+        self,
+        entrypoints: Sequence[Entrypoint],
+        listeners: Mapping[str, Listener],
+        deadline_s: float,
+    ) -> None:
+        """Start an agent for each of `entrypoints`, each on its listener, and wait for all of them.
+
+        All or none of them run then. The listeners are closed here. Raises NodeStartFailed.
+        """
+        options = self._folder.read_agent_options()
+        starting: dict[str, StartingNode] = {}
+        try:
+            try:
+                for one in entrypoints:
+                    started = self._spawn(one, options, listeners[one.name])
+                    starting[one.name] = started
+                    self._children[started.process.pid] = started.process
+            finally:
+                for listener in listeners.values():
+                    listener.close()
+            wait_until_ready(starting, deadline_s=deadline_s)
+        except BaseException:
+            # By record, so that an interrupt right after a start leaves nothing behind.
+            self.stop([one.name for one in entrypoints])
+            raise
+        finally:
+            for started in starting.values():
+                assert started.process.stdout is not None
+                started.process.stdout.close()
+
+    def _spawn(
+        self, entrypoint: Entrypoint, options: LocalAgentOptions, listener: Listener
+    ) -> StartingNode:
+        command = agent_command(self._folder, entrypoint.name, options, listener.fileno())
+        return spawn_recorded(self._folder, entrypoint.name, entrypoint.address, command, listener)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """As `LocalCluster.kill`, for an agent's main process."""
+        signal_process(self._folder, name, number)
+        self.reap()
+
+    def stop(
+        self, names: Sequence[str], deadlines: StopDeadlines = STOP_DEADLINES
+    ) -> list[StoppedNode]:
+        """End agents cleanly. May be called again. Raises NodeError."""
+        stopped = stop_agents(self._folder, names, deadlines)
+        self.reap()
+        return stopped
+
+    def recorded(self) -> list[str]:
+        """Agents that were started and not yet stopped."""
+        return self._folder.recorded_nodes()
+
+    def end_children(self, deadline_s: float) -> None:
+        """Kill what this object started and still runs, whatever became of the records."""
+        for child in self._children.values():
+            child.kill()
+            child.wait(deadline_s)
+        self._children.clear()
+
+    def reap(self) -> None:
+        """Take note of children that have ended, or they would stay as zombies."""
+        for pid, child in list(self._children.items()):
+            if child.poll() is not None:
+                del self._children[pid]
+
+
+def stop_agents(
+    folder: LocalFolder, names: Sequence[str], deadlines: StopDeadlines
+) -> list[StoppedNode]:
+    """As `stop_nodes`, of a folder of agents; also removes the sockets that killed ones left."""
+    stopped = stop_nodes(folder, names, deadlines)
+    for one in stopped:
+        _remove_stale_socket(folder.socket_path(one.node))
+    return stopped
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """Remove an agent's socket unless some agent, perhaps one started by hand, serves it."""
+    lock_path = path.with_name(path.name + SOCKET_LOCK_SUFFIX)
+    try:
+        with open(lock_path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except (FileNotFoundError, BlockingIOError):
+        return
+
+
+def agent_command(
+    folder: LocalFolder, name: str, options: LocalAgentOptions, listen_fd: int
+) -> list[str]:
+    """The command line of an agent; `node_process` recognises it by its first options."""
+    command = [sys.executable, "-m", AGENT.module, AGENT.command]
+    command += ["--cluster", str(folder.cluster_path), "--name", name]
+    command += ["--socket", str(folder.socket_path(name))]
+    command += ["--entrypoint", name, "--listen-fd", str(listen_fd)]
+    command += ["--arena", str(options.arena_bytes or ARENA_BYTES_DEFAULT)]
+    command += ["--fetch-workers", str(options.fetch_workers or FETCH_WORKERS_DEFAULT)]
+    window_memory_bytes = options.window_memory_bytes or WINDOW_MEMORY_BYTES_DEFAULT
+    command += ["--window-memory", str(window_memory_bytes)]
+    return command
+
+
+def check_socket_paths(folder: LocalFolder, names: Sequence[str]) -> None:
+    """Raises InvalidArgument if the folder's path is too long for the agents' sockets."""
+    if not names:
+        return
+    # Here, because most commands need nothing of the agent.
+    from ..agent.options import SOCKET_PATH_BYTES_MAX
+
+    for name in names:
+        path = os.fsencode(folder.socket_path(name))
+        if len(path) > SOCKET_PATH_BYTES_MAX:
+            longest = SOCKET_PATH_BYTES_MAX - (len(path) - len(os.fsencode(folder.path)))
+            raise InvalidArgument(
+                "folder",
+                given=f"{folder.path}, where the socket of agent {name} would have a path of"
+                f" {len(path)} bytes",
+                expected=f"a folder with a path of at most {longest} bytes: a Unix socket's may"
+                f" have {SOCKET_PATH_BYTES_MAX}",
+            )

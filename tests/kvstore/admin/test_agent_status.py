@@ -1,0 +1,399 @@
+"""What is shown of agents: read from what they say, found through the map and the directories."""
+
+import asyncio
+import json
+import math
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore.admin.agent_inquiry import AgentReport, ask_agents, find_other_agents
+from kvstore.admin.agent_metric_table import AGENT_METRICS
+from kvstore.admin.agent_metrics_server import render_agent_metrics
+from kvstore.admin.agent_socket import ask_agent_at
+from kvstore.admin.agent_status import (
+    COLUMNS,
+    AgentsStatus,
+    describe_agent,
+    describe_agents,
+    render_row,
+)
+from kvstore.admin.local_cluster import LocalCluster
+from kvstore.admin.local_folder import LocalAgentOptions
+from kvstore.agent_messages import HEAD, Refused, StatusTold, Welcome, pack_message
+from kvstore.cluster.map import load_cluster_map
+from kvstore.errors import AgentRefused, AgentUnreachable
+from tests.kvstore.admin.command_line import (
+    cachalot,
+    cachalot_here,
+    cachalot_json,
+    one_line,
+    start_cachalot,
+)
+from tests.kvstore.admin.conftest import end_all
+
+WAIT_S = 20.0
+SAID: dict[str, Any] = {
+    "agent": "a01",
+    "pid": 42,
+    "uptime_s": 61.5,
+    "roles": ["check", "fetch"],
+    "sessions": {"open": 3},
+    "arena": {"size_bytes": 1 << 30, "leased_bytes": 1 << 20, "runs": 2, "waiting": 1},
+    "fetch": {"queued": 4, "running": 5, "bytes": 600},
+    "store": {"queued": 7, "dropped": 8},
+    "windows": {
+        "records": 9,
+        "used_bytes": 900,
+        "memory_bytes": 1000,
+        "lookups": 8,
+        "found_here": 1,
+        "found_elsewhere": 5,
+    },
+    "directory": {
+        "entries": 30,
+        "hosts_seen": [{"address": "10.0.0.1:7", "records": 9}, {"address": "10.0.0.9:7"}],
+    },
+}
+
+
+def report(said: dict[str, Any], *, name: str | None = "a01", port: int = 1) -> AgentReport:
+    return AgentReport(address=f"10.0.0.{port}:7", entrypoint=name, is_alive=True, statistics=said)
+
+
+def silent(name: str | None, port: int) -> AgentReport:
+    return AgentReport(
+        address=f"10.0.0.{port}:7", entrypoint=name, is_alive=False, problem="no answer"
+    )
+
+
+# --- what they say
+
+
+def test_agent_is_described_by_what_it_says() -> None:
+    agent = describe_agent(report(SAID))
+    assert (agent.agent, agent.entrypoint, agent.state, agent.pid) == ("a01", "a01", "alive", 42)
+    assert agent.roles == ("check", "fetch")
+    assert (agent.arena_bytes, agent.arena_used_bytes, agent.runs) == (1 << 30, 1 << 20, 2)
+    assert (agent.fetch_queued, agent.fetch_running, agent.fetched_bytes) == (4, 5, 600)
+    assert (agent.store_queued, agent.store_dropped) == (7, 8)
+    assert (agent.window_records, agent.window_bytes) == (9, 900)
+    assert agent.window_hit_ratio == 0.75
+    assert agent.directory_entries == 30
+    assert dict(zip(COLUMNS, render_row(agent), strict=True)) == {
+        "agent": "a01",
+        "state": "alive",
+        "pid": "42",
+        "address": "10.0.0.1:7",
+        "roles": "check,fetch",
+        "arena used": "1.0 MiB",
+        "arena": "1.0 GiB",
+        "runs": "2",
+        "fetch queue": "4",
+        "windows": "9",
+        "window hits": "75 %",
+        "directory": "-",
+        "uptime": "1 min 1 s",
+    }
+
+
+def test_agent_without_arena_windows_and_directory_has_no_such_figures() -> None:
+    said: dict[str, Any] = {
+        "agent": "h1",
+        "roles": ["check"],
+        "arena": None,
+        "windows": {},
+        "directory": None,
+    }
+    agent = describe_agent(report(said, name=None))
+    assert (agent.arena_bytes, agent.window_records, agent.directory_entries) == (None,) * 3
+    assert render_row(agent)[5:12] == ["-"] * 7
+
+
+def test_share_of_the_directory_is_of_all_parts_that_are_known() -> None:
+    quarter, rest = {**SAID, "directory": {"entries": 25}}, {"directory": {"entries": 75}}
+    found = describe_agents(
+        [report(quarter), report(rest, name="a02", port=2), report({}, name=None, port=3)]
+    )
+    assert [one.directory_share for one in found.agents] == [0.25, 0.75, None]
+    empty = describe_agents([report({"directory": {"entries": 0}})])
+    assert empty.agents[0].directory_share is None
+
+
+def test_silent_agents_are_down_and_only_those_of_the_map_are_missed() -> None:
+    found = describe_agents([report(SAID), silent("a02", 2), silent(None, 3)])
+    assert [one.state for one in found.agents] == ["alive", "down", "down"]
+    assert found.entrypoints_down == ["a02"]
+    assert found.problems() == ["agent a02: no answer", "agent 10.0.0.3:7: no answer"]
+    assert found.describe() == "1 of 3 agents alive; 1 entrypoint down: a02"
+    assert json.loads(json.dumps(found.render_json()))[1]["state"] == "down"
+    assert AgentsStatus().entrypoints_down == []
+
+
+def test_agents_that_directories_know_are_found_once_and_without_the_entrypoints() -> None:
+    hosts = ["10.0.0.1:7", "10.0.0.8:7", "a-name.example:7", 5, None, "10.0.0.8:0"]
+    seen = {"directory": {"hosts_seen": [{"address": host} for host in hosts]}}
+    found = find_other_agents([report(SAID), report(seen, name="a02", port=2)])
+    assert found == ["10.0.0.8:7", "10.0.0.9:7"]
+    # An entrypoint that the map names by a host name is known elsewhere by its IP address.
+    assert find_other_agents([report({**SAID, "address": "10.0.0.9:7"})]) == []
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
+    lambda inner: (
+        st.lists(inner, max_size=10)
+        | st.dictionaries(
+            st.sampled_from(
+                [*SAID, *(key for one in SAID.values() if isinstance(one, dict) for key in one)]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*SAID]), anything, max_size=10))
+def test_whatever_an_agent_says_is_shown_or_left_out(said: dict[str, Any]) -> None:
+    found = describe_agents([report(said)])
+    (agent,) = found.agents
+    assert len(render_row(agent)) == len(COLUMNS)
+    assert len(agent.agent) <= 64
+    for value in (agent.pid, agent.runs, agent.window_records, agent.directory_entries):
+        assert value is None or (isinstance(value, int) and value >= 0)
+    assert agent.window_hit_ratio is None or 0 <= agent.window_hit_ratio <= 1
+    assert agent.uptime_s is None or math.isfinite(agent.uptime_s)
+    assert all(len(host) <= 300 for host in find_other_agents([report(said)]))
+
+
+# --- one agent's socket
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Give a folder with a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
+    yield folder
+    end_all(folder)
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def stranger(path: Path, *answers: bytes) -> Iterator[None]:
+    """Serve one connection on a socket: say `answers`, and wait until the other side is gone."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            # Whoever has seen enough closes, perhaps with bytes that it has not read.
+            with listener.accept()[0] as connection, suppress(ConnectionError):
+                connection.settimeout(WAIT_S)
+                connection.recv(4096)
+                for answer in answers:
+                    connection.sendall(answer)
+                if not answers or answers[-1]:
+                    while connection.recv(4096):
+                        pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+WELCOME = pack_message(
+    1, Welcome(version=1, agent="a", instance=1, roles=[], arena_bytes=0, cluster_path="/c")
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "said"),
+    [
+        ([], AgentUnreachable, "no answer within 0.30 s"),
+        ([WELCOME], AgentUnreachable, "no answer within 0.30 s"),
+        ([WELCOME, b""], AgentUnreachable, "it closed the connection"),
+        ([b"HTTP/1.1 400 Bad Request"], AgentUnreachable, "an answer of 1347703880 bytes"),
+        ([HEAD.pack(4, 1) + b"\xc1\xc1\xc1\xc1"], AgentUnreachable, "is not understood"),
+        ([WELCOME * 2], AgentUnreachable, "does not answer with its status"),
+        (
+            [pack_message(1, Refused(what="protocol version", given="1", expected="2"))],
+            AgentRefused,
+            "protocol version: given 1",
+        ),
+        ([WELCOME + pack_message(2, StatusTold(status=b"{"))], AgentUnreachable, "is not JSON"),
+        ([WELCOME + pack_message(2, StatusTold(status=b"[]"))], AgentUnreachable, "not an object"),
+    ],
+)
+def test_what_is_no_agent_behind_a_socket_is_told_and_never_waited_for(
+    place: Path, answers: list[bytes], error: type[Exception], said: str
+) -> None:
+    with stranger(place / "s", *answers), pytest.raises(error, match=said):
+        ask_agent_at(place / "s", 0.3)
+
+
+def test_socket_that_is_not_there_is_named(place: Path) -> None:
+    line = one_line(cachalot_here("status", "--socket", place / "s", code=4))
+    assert line == f"cachalot: agent {place / 's'}: No such file or directory"
+
+
+@pytest.mark.parametrize("words", [(), ("--cluster", "c", "--socket", "s")])
+def test_status_wants_a_cluster_or_a_socket(words: tuple[str, ...]) -> None:
+    assert "expected one of them" in one_line(cachalot_here("status", *words, code=2))
+
+
+# --- real agents
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Give one node and two agents."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
+    options = LocalAgentOptions(arena_bytes=16 << 20, window_memory_bytes=4 << 20)
+    with LocalCluster.start(
+        folder / "c", nodes=1, k=1, m=0, target_size_bytes=8 << 20, agents=2, agent_options=options
+    ) as cluster:
+        yield cluster
+    end_all(folder)
+    shutil.rmtree(folder)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    due_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < due_s
+        time.sleep(0.1)
+
+
+def ask(cluster: LocalCluster, deadline_s: float = 5.0) -> list[AgentReport]:
+    async def run() -> list[AgentReport]:
+        return await ask_agents(
+            load_cluster_map(cluster.cluster_path),
+            deadline_s=deadline_s,
+            loop=asyncio.get_running_loop(),
+            clock=time.monotonic,
+        )
+
+    return asyncio.run(run())
+
+
+def test_agents_of_the_map_answer_with_what_their_sockets_say(cluster: LocalCluster) -> None:
+    reports = ask(cluster)
+    assert [one.entrypoint for one in reports] == ["a01", "a02"]
+    for one in reports:
+        assert one.is_alive
+        direct = ask_agent_at(cluster.agents.socket(str(one.entrypoint)), 5.0)
+        assert direct.keys() == one.statistics.keys()
+        assert (direct["pid"], direct["instance"]) == (
+            one.statistics["pid"],
+            one.statistics["instance"],
+        )
+        described = describe_agent(one)
+        missing = [
+            name
+            for name in (
+                "pid",
+                "uptime_s",
+                "sessions",
+                "arena_bytes",
+                "runs",
+                "waiting",
+                "fetch_queued",
+                "fetch_running",
+                "fetched_bytes",
+                "store_queued",
+                "store_dropped",
+                "window_records",
+                "window_bytes",
+                "window_memory_bytes",
+                "directory_entries",
+            )
+            if getattr(described, name) is None
+        ]
+        assert missing == []
+
+
+def test_every_metric_has_its_figure_from_a_real_agent(cluster: LocalCluster) -> None:
+    content = render_agent_metrics(ask(cluster)[0].statistics).decode()
+    families = {one.name: one.samples for one in text_string_to_metric_families(content)}
+    empty = {name for name, samples in families.items() if not samples}
+    # A fetch that has not ended has no end.
+    assert empty == {"cachalot_agent_fetches"}
+    assert len(families) == len(AGENT_METRICS)
+
+
+def test_status_shows_agents_and_one_of_them_alone(cluster: LocalCluster) -> None:
+    shown = cachalot("status", "--cluster", cluster.cluster_path).stdout
+    rows = [line.split() for line in shown.splitlines() if line.startswith("a0")]
+    assert [row[:3] for row in rows] == [
+        [name, "alive", str(cluster.agents.pid(name))] for name in cluster.agent_names
+    ]
+    assert "2 of 2 agents alive" in shown
+    alone = cachalot("status", "--socket", cluster.agents.socket("a01")).stdout.splitlines()
+    assert len(alone) == 2
+    assert alone[1].split()[:4] == rows[0][:4]
+    said = cachalot_json("status", "--socket", cluster.agents.socket("a01"))
+    assert (said["agent"], said["pid"]) == ("a01", cluster.agents.pid("a01"))
+
+
+def test_agent_that_is_no_entrypoint_is_found_through_the_directory(
+    cluster: LocalCluster, place: Path
+) -> None:
+    words = ("agent", "--cluster", cluster.cluster_path, "--socket", place / "s", "--name", "h1")
+    process = start_cachalot(
+        *words, "--roles", "window", "--arena", "1MiB", "--window-memory", "1MiB"
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["agent"] == "h1"
+        wait_until(lambda: len(ask(cluster)) == 3)
+        said = cachalot_json("status", "--cluster", cluster.cluster_path)
+        other = said["agents"][2]
+        assert (other["agent"], other["entrypoint"], other["pid"]) == ("h1", None, process.pid)
+        assert (other["address"], other["roles"]) == (ready["address"], ["window"])
+        # Stopped, it is down as long as directories know it; nodes and entrypoints are what counts.
+        process.send_signal(signal.SIGSTOP)
+        waiting = ("status", "--cluster", cluster.cluster_path, "--wait-s", "0.5")
+        said = cachalot_json(*waiting, code=0)
+        assert [one["state"] for one in said["agents"]] == ["alive", "alive", "down"]
+        assert said["agents"][2]["problem"].startswith("no answer within 0.50 s")
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+
+
+def test_entrypoint_that_is_down_is_named_and_ends_status_with_6(cluster: LocalCluster) -> None:
+    words = ("status", "--cluster", cluster.cluster_path, "--wait-s", "0.5")
+    cluster.agents.kill("a02", signal.SIGSTOP)
+    try:
+        said = cachalot_json(*words, code=6)
+        shown = cachalot(*words, code=6).stdout
+    finally:
+        cluster.agents.kill("a02", signal.SIGCONT)
+    assert said["nodes_alive"] == 1
+    points = [one["state"] for one in said["agents"] if one["entrypoint"]]
+    assert points == ["alive", "down"]
+    assert "agent a02: no answer within 0.50 s" in shown
+    assert "1 entrypoint down: a02" in shown
+    cluster.agents.kill("a02")
+    try:
+        assert "Connection refused" in cachalot_json(*words, code=6)["agents"][1]["problem"]
+    finally:
+        cluster.agents.start("a02")
+    assert cachalot_json(*words)["agents"][1]["pid"] == cluster.agents.pid("a02")
