@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from .. import wire
@@ -20,17 +21,23 @@ from ..window.messages import is_host
 from ..window.peers import open_channel
 from .control.metric_readers import read_mapping
 
-HOSTS_ASKED_MAX = 1024
-"""Beside the entrypoints; more than so many are counted, and not asked."""
+HOSTS_ASKED_MAX = 512
+"""Beside the entrypoints; more than so many are not asked."""
 ASKED_AT_ONCE_MAX = 256
 """Each takes a descriptor."""
+FIGURES_KEPT_MAX = 48
+TEXT_KEPT_CHARACTERS_MAX = 128
+LEVELS_KEPT = 2
+"""What is kept of a document of an agent that is not in the map: enough for its status. Of so many
+agents, documents as large as a frame allows would take all memory there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
     """One agent: `statistics` is its STAT answer, empty if it gave none; then `problem` says why.
 
-    `entrypoint`: its name in the map, None for one that only a directory knows.
+    `entrypoint`: its name in the map, None for one that only a directory knows; of such a one only
+    the figures are there (`keep_figures`).
     """
 
     address: str
@@ -52,9 +59,11 @@ async def ask_agents(
     Two rounds of at most `deadline_s` each. Never raises because agents do not answer.
     """
     free = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
+    begun: set[str] = set()
 
     async def ask(address: str, entrypoint: str | None) -> AgentReport:
         async with free:
+            begun.add(address)
             return await _ask_one(cluster_map, address, entrypoint, deadline_s, loop, clock)
 
     async def ask_all(wanted: Sequence[tuple[str, str | None]]) -> list[AgentReport]:
@@ -67,13 +76,34 @@ async def ask_agents(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return [
-            _silent(*one, deadline_s) if task.cancelled() else task.result()
+            _silent(*one, deadline_s, is_asked=one[0] in begun)
+            if task.cancelled()
+            else task.result()
             for one, task in zip(wanted, tasks, strict=True)
         ]
 
     found = await ask_all([(point.address, point.name) for point in cluster_map.entrypoints])
     others = find_other_agents(found)[:HOSTS_ASKED_MAX]
     return found + await ask_all([(address, None) for address in others])
+
+
+def keep_figures(said: dict[str, Any], levels: int = LEVELS_KEPT) -> dict[str, Any]:
+    """A copy of a status document with as much of it as a status needs, and of bounded size. Pure.
+
+    Lists keep what is text in them, such as roles.
+    """
+    return {
+        name[:TEXT_KEPT_CHARACTERS_MAX]: _keep(value, levels - 1)
+        for name, value in islice(said.items(), FIGURES_KEPT_MAX)
+    }
+
+
+def _keep(value: object, levels: int) -> object:
+    if isinstance(value, dict):
+        return keep_figures(value, levels) if levels else {}
+    if isinstance(value, list):
+        return [_keep(one, 0) for one in value[:FIGURES_KEPT_MAX] if isinstance(one, str)]
+    return value[:TEXT_KEPT_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
 def find_other_agents(reports: Sequence[AgentReport]) -> list[str]:
@@ -112,6 +142,8 @@ async def _ask_one(
     try:
         body = await ask_node(channel, wire.Op.STAT, deadline_s=deadline_s, loop=loop)
         statistics = read_statistics(name, body)
+        if entrypoint is None:
+            statistics = keep_figures(statistics)
     except NodeError as error:
         return AgentReport(
             address=address, entrypoint=entrypoint, is_alive=False, problem=error.detail
@@ -121,6 +153,11 @@ async def _ask_one(
     return AgentReport(address=address, entrypoint=entrypoint, is_alive=True, statistics=statistics)
 
 
-def _silent(address: str, entrypoint: str | None, deadline_s: float) -> AgentReport:
+def _silent(
+    address: str, entrypoint: str | None, deadline_s: float, *, is_asked: bool
+) -> AgentReport:
     problem = f"no answer within {deadline_s:.2f} s"
+    if not is_asked:
+        # It stood in line behind others: that says nothing about it.
+        problem = f"not asked within {deadline_s:.2f} s: too many others do not answer"
     return AgentReport(address=address, entrypoint=entrypoint, is_alive=False, problem=problem)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from .control.metric_readers import (
     Reading,
     Sample,
+    cut_label,
     distribution_of,
     read_mapping,
     sample_of,
@@ -89,7 +90,7 @@ def _workers(field: str) -> Reader:
 def _read_info(status: Status) -> Iterator[Sample]:
     version, roles = status.get("version", ""), status.get("roles")
     names = ",".join(map(str, roles)) if isinstance(roles, list) else ""
-    yield Sample((str(version)[:64], names[:64]), 1.0)
+    yield Sample((cut_label(version), cut_label(names)), 1.0)
 
 
 def _gauge(name: str, unit: str, text: str, read: Reader, *labels: str) -> AgentMetric:

@@ -6,10 +6,12 @@ address that only the network of operators reaches is right all the same.
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -20,6 +22,7 @@ from typing import Any, Self, TypeAlias
 from ..agent.main import StatusReader
 from ..errors import InvalidArgument, StoreError
 from .agent_metric_table import AGENT_METRICS
+from .control.metric_readers import cut_label
 from .control.metrics import CONTENT_TYPE, render_readings
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,8 @@ REQUEST_DEADLINE_S = 10.0
 """From the connection to the end of the answer."""
 LISTEN_BACKLOG = 16
 STOP_POLL_S = 0.1
+ACCEPT_RETRY_S = 0.1
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PORT_MAX = 65535
 
 Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
@@ -93,7 +98,7 @@ class MetricsServer:
 def render_agent_metrics(status: Mapping[str, Any]) -> bytes:
     """The metrics of an agent, from its status document."""
     found = ((metric, metric.read(status)) for metric in AGENT_METRICS)
-    return render_readings(("agent", str(status.get("agent", ""))[:64]), found)
+    return render_readings(("agent", cut_label(status.get("agent", ""))), found)
 
 
 class _Server(ThreadingMixIn, HTTPServer):
@@ -109,18 +114,32 @@ class _Server(ThreadingMixIn, HTTPServer):
         self.read_status = read_status
         self._free = threading.BoundedSemaphore(REQUESTS_AT_ONCE_MAX)
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in NO_DESCRIPTOR:
+                # Who connects stays in line, and would wake us again at once and for ever.
+                time.sleep(ACCEPT_RETRY_S)
+            raise
+
     def process_request(self, request: Request, client_address: object) -> None:
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # There is no thread, which would have done it.
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Request, client_address: object) -> None:
         # A peer that sends or reads a byte now and then never runs into a limit on one call.
         alarm = threading.Timer(REQUEST_DEADLINE_S, _cut, [request])
         alarm.daemon = True
-        alarm.start()
         try:
+            alarm.start()
             super().process_request_thread(request, client_address)
         finally:
             alarm.cancel()
@@ -147,20 +166,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        if path == "/healthz":
-            self._answer(HTTPStatus.OK, "application/json", b'{"is_serving":true}')
-        elif path != "/metrics":
+        if path not in ("/metrics", "/healthz"):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics is what there is\n")
-        else:
-            self._answer_metrics()
-
-    def _answer_metrics(self) -> None:
+            return
         try:
+            # Also for /healthz: this thread lives on beside an event loop that hangs.
             status = self.server.read_status()
         except TimeoutError:
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent is busy\n")
             return
-        self._answer(HTTPStatus.OK, CONTENT_TYPE, render_agent_metrics(status))
+        if path == "/healthz":
+            self._answer(HTTPStatus.OK, "application/json", b'{"is_serving":true}')
+        else:
+            self._answer(HTTPStatus.OK, CONTENT_TYPE, render_agent_metrics(status))
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -44,9 +44,12 @@ def ask_agent_at(path: Path, deadline_s: float) -> dict[str, Any]:
                     raise AgentRefused(path, f"{answer.what}: given {answer.given}")
     except TimeoutError as error:
         raise AgentUnreachable(path, f"no answer within {deadline_s:.2f} s") from error
+    except AgentUnreachable:
+        raise
+    except BlockingIOError as error:
+        # A Unix socket whose queue is full refuses at once instead of making us wait.
+        raise AgentUnreachable(path, "it does not take connections; many wait") from error
     except OSError as error:
-        if isinstance(error, AgentUnreachable):
-            raise
         raise AgentUnreachable(path, f"{error.strerror or error}") from error
     raise AgentUnreachable(path, "it does not answer with its status")
 

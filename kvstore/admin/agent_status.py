@@ -16,6 +16,7 @@ from .control.metric_readers import read_mapping, read_number
 from .quantities import count_of, format_duration, format_ratio, format_size
 
 TEXT_CHARACTERS_MAX = 64
+PROBLEM_CHARACTERS_MAX = 300
 ROLES_MAX = 8
 COLUMNS = (
     "agent",
@@ -85,6 +86,8 @@ class AgentsStatus:
     """All agents that are known: the map's entrypoints first."""
 
     agents: tuple[AgentStatus, ...] = ()
+    unasked: int = 0
+    """At least so many more are known to a directory, which names only some of many."""
 
     @property
     def entrypoints_down(self) -> list[str]:
@@ -103,6 +106,8 @@ class AgentsStatus:
         if down:
             # Their part of the directory is with the others as soon as those notice.
             line += f"; {count_of(len(down), 'entrypoint')} down: {', '.join(down)}"
+        if self.unasked:
+            line += f"; at least {self.unasked} more were not asked"
         return line
 
     def render_json(self) -> list[dict[str, Any]]:
@@ -121,7 +126,14 @@ def describe_agents(reports: Sequence[AgentReport]) -> AgentsStatus:
             else replace(one, directory_share=one.directory_entries / entries)
             for one in agents
         ]
-    return AgentsStatus(agents=tuple(agents))
+    known = max(
+        (_integer(_directory_of(report).get("hosts")) or 0 for report in reports), default=0
+    )
+    return AgentsStatus(agents=tuple(agents), unasked=max(known - len(agents), 0))
+
+
+def _directory_of(report: AgentReport) -> Mapping[str, Any]:
+    return read_mapping(report.statistics.get("directory"))
 
 
 def describe_agent(report: AgentReport) -> AgentStatus:
@@ -134,14 +146,14 @@ def describe_agent(report: AgentReport) -> AgentStatus:
             address=report.address,
             entrypoint=report.entrypoint,
             is_alive=False,
-            problem=report.problem,
+            problem=_shown_text(report.problem, PROBLEM_CHARACTERS_MAX),
         )
     arena, fetch, store, windows, directory = (
         read_mapping(said.get(name)) for name in ("arena", "fetch", "store", "windows", "directory")
     )
     name = said.get("agent")
     return AgentStatus(
-        agent=name[:TEXT_CHARACTERS_MAX] if isinstance(name, str) and name else fallback,
+        agent=_shown_text(name) if isinstance(name, str) and name else fallback,
         address=report.address,
         entrypoint=report.entrypoint,
         is_alive=True,
@@ -173,7 +185,12 @@ def _integer(value: object) -> int | None:
 
 def _read_roles(said: object) -> tuple[str, ...]:
     roles = said[:ROLES_MAX] if isinstance(said, list) else []
-    return tuple(role[:TEXT_CHARACTERS_MAX] for role in roles if isinstance(role, str))
+    return tuple(_shown_text(role) for role in roles if isinstance(role, str))
+
+
+def _shown_text(said: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+    """Text of another process, of bounded length, that does nothing to a terminal or a line."""
+    return "".join(c if c.isprintable() else "?" for c in said[:characters_max])
 
 
 def _hit_ratio(windows: Mapping[str, Any]) -> float | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from socket import socket as Listener
 
@@ -19,11 +18,11 @@ from ..cluster.entities import Entrypoint
 from ..cluster.map import load_cluster_map
 from ..errors import AgentError, InvalidArgument, NodeError
 from .local_folder import LocalAgentOptions, LocalFolder
+from .local_processes import START_DEADLINE_S, LocalProcesses
 from .node_process import AGENT, StopDeadlines
-from .node_start import StartingNode, bind_known_ports, spawn_recorded, wait_until_ready
-from .node_stop import StoppedNode, find_process, signal_process, stop_nodes
+from .node_start import StartingNode, bind_known_ports, spawn_recorded
+from .node_stop import StoppedNode, stop_nodes
 
-START_DEADLINE_S = 60.0
 STOP_DEADLINES = StopDeadlines(term_s=10.0)
 """An agent lets the saves that run end, for 5 s."""
 ARENA_BYTES_DEFAULT = 256 << 20
@@ -33,28 +32,15 @@ SOCKET_LOCK_SUFFIX = ".lock"
 """Of the file that an agent locks beside its socket, for as long as it serves it."""
 
 
-class LocalAgents:
+class LocalAgents(LocalProcesses):
     """Starts, finds and ends the agents of one local cluster. Belongs to one thread."""
 
     def __init__(self, folder: LocalFolder) -> None:
-        self._folder = folder.of(AGENT)
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
-
-    def pid(self, name: str) -> int | None:
-        """The pid of an agent's main process, None if it is not running."""
-        process = find_process(self._folder, name)
-        if process is None:
-            return None
-        process.close()
-        return process.pid
+        super().__init__(folder.of(AGENT), STOP_DEADLINES)
 
     def socket(self, name: str) -> Path:
         """Where engines reach an agent."""
         return self._folder.socket_path(name)
-
-    def log_path(self, name: str) -> Path:
-        """What the agent said on stderr."""
-        return self._folder.log_path(name)
 
     def missing(self, entrypoints: Sequence[Entrypoint]) -> list[Entrypoint]:
         """Those of which no process runs."""
@@ -84,14 +70,16 @@ class LocalAgents:
 
         Raises InvalidArgument for one that is not in the map, or runs; NodeStartFailed.
         """
-        known = load_cluster_map(self._folder.cluster_path).entrypoint_by_name
-        if name not in known:
-            expected = f"one of the map: {', '.join(known) or 'it has none'}"
-            raise InvalidArgument("agent", given=repr(name), expected=expected)
-        if self.pid(name) is not None:
-            raise InvalidArgument("agent", given=f"{name}, which runs", expected="one that is down")
-        (listener,) = bind_known_ports([known[name]], AGENT.noun)
-        self.start_all([known[name]], {name: listener}, deadline_s)
+        with self._folder.locked():
+            known = load_cluster_map(self._folder.cluster_path).entrypoint_by_name
+            if name not in known:
+                expected = f"one of the map: {', '.join(known) or 'it has none'}"
+                raise InvalidArgument("agent", given=repr(name), expected=expected)
+            if self.pid(name) is not None:
+                given, expected = f"{name}, which runs", "one that is down"
+                raise InvalidArgument("agent", given=given, expected=expected)
+            (listener,) = bind_known_ports([known[name]], AGENT.noun)
+            self.start_all([known[name]], {name: listener}, deadline_s)
 
     def start_all(
         self,
@@ -104,25 +92,12 @@ class LocalAgents:
         All or none of them run then. The listeners are closed here. Raises NodeStartFailed.
         """
         options = self._folder.read_agent_options()
-        starting: dict[str, StartingNode] = {}
-        try:
-            try:
-                for one in entrypoints:
-                    started = self._spawn(one, options, listeners[one.name])
-                    starting[one.name] = started
-                    self._children[started.process.pid] = started.process
-            finally:
-                for listener in listeners.values():
-                    listener.close()
-            wait_until_ready(starting, deadline_s=deadline_s)
-        except BaseException:
-            # By record, so that an interrupt right after a start leaves nothing behind.
-            self.stop([one.name for one in entrypoints])
-            raise
-        finally:
-            for started in starting.values():
-                assert started.process.stdout is not None
-                started.process.stdout.close()
+        by_name = {one.name: one for one in entrypoints}
+
+        def spawn(name: str) -> StartingNode:
+            return self._spawn(by_name[name], options, listeners[name])
+
+        self._start_all(list(by_name), spawn, listeners.values(), deadline_s)
 
     def _spawn(
         self, entrypoint: Entrypoint, options: LocalAgentOptions, listener: Listener
@@ -130,35 +105,13 @@ class LocalAgents:
         command = agent_command(self._folder, entrypoint.name, options, listener.fileno())
         return spawn_recorded(self._folder, entrypoint.name, entrypoint.address, command, listener)
 
-    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """As `LocalCluster.kill`, for an agent's main process."""
-        signal_process(self._folder, name, number)
-        self.reap()
-
     def stop(
-        self, names: Sequence[str], deadlines: StopDeadlines = STOP_DEADLINES
+        self, names: Sequence[str], deadlines: StopDeadlines | None = None
     ) -> list[StoppedNode]:
         """End agents cleanly. May be called again. Raises NodeError."""
-        stopped = stop_agents(self._folder, names, deadlines)
-        self.reap()
+        stopped = stop_agents(self._folder, names, deadlines or self._stop_deadlines)
+        self._reap()
         return stopped
-
-    def recorded(self) -> list[str]:
-        """Agents that were started and not yet stopped."""
-        return self._folder.recorded_nodes()
-
-    def end_children(self, deadline_s: float) -> None:
-        """Kill what this object started and still runs, whatever became of the records."""
-        for child in self._children.values():
-            child.kill()
-            child.wait(deadline_s)
-        self._children.clear()
-
-    def reap(self) -> None:
-        """Take note of children that have ended, or they would stay as zombies."""
-        for pid, child in list(self._children.items()):
-            if child.poll() is not None:
-                del self._children[pid]
 
 
 def stop_agents(
@@ -197,12 +150,15 @@ def agent_command(
     return command
 
 
-def check_socket_paths(folder: LocalFolder, names: Sequence[str]) -> None:
-    """Raises InvalidArgument if the folder's path is too long for the agents' sockets."""
-    if not names:
+def check_agents(folder: LocalFolder, names: Sequence[str], options: LocalAgentOptions) -> None:
+    """Raises InvalidArgument for what agents would refuse, before anything is made or kept.
+
+    That is an option that no agent may have, and a folder whose path is too long for sockets.
+    """
+    if not names and options == LocalAgentOptions():
         return
     # Here, because most commands need nothing of the agent.
-    from ..agent.options import SOCKET_PATH_BYTES_MAX
+    from ..agent.options import SOCKET_PATH_BYTES_MAX, AgentOptions
 
     for name in names:
         path = os.fsencode(folder.socket_path(name))
@@ -215,3 +171,5 @@ def check_socket_paths(folder: LocalFolder, names: Sequence[str]) -> None:
                 expected=f"a folder with a path of at most {longest} bytes: a Unix socket's may"
                 f" have {SOCKET_PATH_BYTES_MAX}",
             )
+    said = {name: value for name, value in asdict(options).items() if value is not None}
+    AgentOptions(cluster_path=folder.cluster_path, socket_path=Path("any"), **said)

@@ -14,55 +14,26 @@ Not for nodes on other machines, nor for nodes that something else started.
 
 from __future__ import annotations
 
-import secrets
 import signal
-import socket
-import subprocess
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ..cluster.entities import ClusterMap, Node
 from ..cluster.map import load_cluster_map, write_cluster_map
-from ..errors import InvalidArgument, NodeError
-from .local_agents import LocalAgents, check_socket_paths
+from ..errors import InvalidArgument
+from .local_agents import LocalAgents, check_agents
 from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions
-from .local_plan import (
-    HOST,
-    LocalWishes,
-    add_control,
-    add_entrypoints,
-    choose_agents,
-    choose_shape,
-    find_differences,
-    name_agents,
-    plan_local_map,
-)
-from .local_workers import LocalWorkers, bind_control_ports
-from .node_process import AGENT, StopDeadlines
-from .node_start import (
-    StartingNode,
-    bind_known_ports,
-    bind_new_ports,
-    check_node_options,
-    spawn_node,
-    wait_until_ready,
-)
-from .node_stop import (
-    SIGNAL_DEADLINE_S,
-    StopOutcome,
-    StoppedNode,
-    find_process,
-    signal_process,
-    stop_nodes,
-)
+from .local_nodes import LocalNodes
+from .local_plan import LocalWishes, choose_agents, choose_shape, find_differences, name_agents
+from .local_processes import START_DEADLINE_S
+from .local_start import LocalStart, hold_missing, hold_new
+from .local_workers import LocalWorkers
+from .node_process import StopDeadlines
+from .node_start import bind_known_ports, check_node_options
+from .node_stop import SIGNAL_DEADLINE_S, StopOutcome, StoppedNode
 from .quantities import make_code
-
-START_DEADLINE_S = 60.0
-STOP_DEADLINES = StopDeadlines()
 
 
 class LocalCluster:
@@ -74,7 +45,7 @@ class LocalCluster:
     def __init__(self, folder: LocalFolder, cluster_map: ClusterMap) -> None:
         self._folder = folder
         self._map = cluster_map
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._nodes = LocalNodes(folder)
         self.workers = LocalWorkers(folder)
         """The `gc_worker` beside each node, where they were asked for."""
         self.agents = LocalAgents(folder)
@@ -143,7 +114,8 @@ class LocalCluster:
         check_node_options(options)
         if not place.cluster_path.exists():
             choose_shape(wishes)  # its mistakes, before anything is made
-        check_socket_paths(place, name_agents(choose_agents(wishes)))
+        names = name_agents(choose_agents(wishes))
+        check_agents(place, names, agent_options or LocalAgentOptions())
         place.create()
         with place.locked():
             if not place.cluster_path.exists():
@@ -160,10 +132,9 @@ class LocalCluster:
                 )
             place.write_options(place.read_options().updated(options))
             _keep_agent_options(place, agent_options)
-            missing = [node for node in cluster.map.nodes if not cluster.is_alive(node.name)]
-            cluster._check_running(missing, deadline_s)
+            cluster._nodes.check_running(cluster.map.nodes, deadline_s)
             cluster.agents.check_running(cluster.map.entrypoints, deadline_s)
-            return cluster, cluster._start_missing(missing, wishes, gc=gc, deadline_s=deadline_s)
+            return cluster, cluster._start_missing(wishes, gc=gc, deadline_s=deadline_s)
 
     @classmethod
     def _create(
@@ -175,134 +146,40 @@ class LocalCluster:
         gc: bool,
         deadline_s: float,
     ) -> tuple[LocalCluster, list[str]]:
-        shape, agents = choose_shape(wishes), choose_agents(wishes)
-        with_control = shape.nodes * (2 if gc else 1)
-        listeners = bind_new_ports(with_control + agents, HOST)
-        ports = [listener.getsockname()[1] for listener in listeners]
-        try:
-            cluster_map = plan_local_map(
-                shape,
-                cluster=secrets.token_hex(16),
-                ports=ports[: shape.nodes],
-                control_ports=ports[shape.nodes : with_control],
-            )
-            cluster_map = add_entrypoints(cluster_map, ports[with_control:])
+        with hold_new(choose_shape(wishes), choose_agents(wishes), has_workers=gc) as start:
             place.write_options(options)
-            write_cluster_map(cluster_map, place.cluster_path)
-        except BaseException:
-            _close_all(listeners)
-            raise
-        cluster = cls(place, cluster_map)
-        control = listeners[shape.nodes : with_control]
-        cluster._start_all(
-            cluster_map.nodes,
-            listeners[: shape.nodes],
-            control=dict(zip(cluster.node_names, control, strict=False)),
-            workers=cluster_map.nodes if gc else (),
-            agents=dict(zip(cluster.agent_names, listeners[with_control:], strict=True)),
-            deadline_s=deadline_s,
-        )
-        return cluster, [*cluster.node_names, *cluster.agent_names]
+            write_cluster_map(start.cluster_map, place.cluster_path)
+            cluster = cls(place, start.cluster_map)
+            cluster._start(start, deadline_s)
+        return cluster, [*start.nodes, *start.agents]
 
-    def _start_missing(
-        self, missing: Sequence[Node], wishes: LocalWishes, *, gc: bool, deadline_s: float
-    ) -> list[str]:
-        """Start `missing` nodes, then workers and agents that are missing; names of what started.
+    def _start_missing(self, wishes: LocalWishes, *, gc: bool, deadline_s: float) -> list[str]:
+        """Start nodes, then workers and agents that are missing; names of nodes and agents."""
+        known = self._map.entrypoints
+        with hold_missing(
+            self._map,
+            nodes=self._nodes.missing(self._map.nodes),
+            workers=self.workers.missing(self._map) if gc else [],
+            agents=self.agents.missing(known),
+            agents_added=choose_agents(wishes, len(known)) - len(known),
+        ) as start:
+            if start.cluster_map is not self._map:
+                write_cluster_map(start.cluster_map, self.cluster_path)
+                self._map = start.cluster_map
+            self._start(start, deadline_s)
+        return [*start.nodes, *start.agents]
 
-        What the map lacks of that is added to it, in one new epoch at most.
-        """
-        with ExitStack() as held:
-            listeners = bind_known_ports(missing)
-            held.callback(_close_all, listeners)
-            lacks_control = gc and any(node.control is None for node in self._map.nodes)
-            lacks_control = lacks_control and bool(self.workers.missing(self._map))
-            known = self._map.entrypoints
-            added = choose_agents(wishes, len(known)) - len(known)
-            new = bind_new_ports((len(self._map.nodes) if lacks_control else 0) + added, HOST)
-            held.callback(_close_all, new)
-            self._grow_map(new[: len(new) - added], new[len(new) - added :])
-            workers = self.workers.missing(self._map) if gc else []
-            if lacks_control:
-                control = dict(zip(self.node_names, new, strict=False))
-            else:
-                control = bind_control_ports(workers)
-            held.callback(_close_all, list(control.values()))
-            down = self.agents.missing(known)
-            names = [one.name for one in (*down, *self._map.entrypoints[len(known) :])]
-            free = [*bind_known_ports(down, AGENT.noun), *new[len(new) - added :]]
-            agents = dict(zip(names, free, strict=True))
-            # From here on they are closed by those who use them.
-            held.pop_all()
-        self._start_all(
-            missing,
-            listeners,
-            control=control,
-            workers=workers,
-            agents=agents,
-            deadline_s=deadline_s,
-        )
-        return [*(node.name for node in missing), *agents]
-
-    def _start_all(
-        self,
-        nodes: Sequence[Node],
-        listeners: Sequence[socket.socket],
-        *,
-        control: Mapping[str, socket.socket],
-        workers: Sequence[Node],
-        agents: Mapping[str, socket.socket],
-        deadline_s: float,
-    ) -> None:
-        """Start `nodes`, the workers beside `workers`, then agents; all of it or nothing.
-
-        `control`: the listeners of the workers' control APIs, by node. `agents`: those of the
-        agents to start, by name.
-        """
-        points = [self._map.entrypoint_by_name[name] for name in agents]
+    def _start(self, start: LocalStart, deadline_s: float) -> None:
+        """Start nodes, the workers beside them, then agents; all of it or nothing."""
+        nodes = [self._map.node_by_name[name] for name in start.nodes]
+        agents = [self._map.entrypoint_by_name[name] for name in start.agents]
         with ExitStack() as undo:
-            undo.callback(_close_all, [*control.values(), *agents.values()])
-            self._start_nodes(nodes, listeners, deadline_s)
-            undo.callback(self._stop_nodes, [node.name for node in nodes])
-            undo.callback(self.workers.stop, [node.name for node in workers])
-            self.workers.start(workers, control)
-            self.agents.start_all(points, agents, deadline_s)
+            self._nodes.start_all(nodes, start.nodes, deadline_s)
+            undo.callback(self._nodes.stop, list(start.nodes))
+            undo.callback(self.workers.stop, [node.name for node in start.workers])
+            self.workers.start(start.workers, start.control)
+            self.agents.start_all(agents, start.agents, deadline_s)
             undo.pop_all()
-
-    def _stop_nodes(self, names: Sequence[str]) -> None:
-        stop_nodes(self._folder, names, STOP_DEADLINES)
-        self._reap()
-
-    def _grow_map(self, control: Sequence[socket.socket], agents: Sequence[socket.socket]) -> None:
-        """Write a map of the next epoch with control addresses for all nodes, and more agents."""
-        if not control and not agents:
-            return
-        changed = self._map
-        if control:
-            changed = add_control(changed, [one.getsockname()[1] for one in control])
-        changed = add_entrypoints(changed, [one.getsockname()[1] for one in agents])
-        changed = replace(changed, epoch=self._map.epoch + 1)
-        write_cluster_map(changed, self.cluster_path)
-        self._map = changed
-
-    def _check_running(self, missing: Sequence[Node], deadline_s: float) -> None:
-        """Raises NodeError if a node that has a process does not answer, as a stopped one."""
-        running = set(self.node_names) - {node.name for node in missing}
-        if not running:
-            return
-        # It comes with numpy, which most starts do without.
-        from ..client import StoreClient
-
-        with StoreClient.open(self.cluster_path) as store:
-            reports = store.node_reports(deadline_s=deadline_s)
-        silent = [one for one in reports if one.node in running and not one.is_alive]
-        if silent:
-            first, more = silent[0], len(silent) - 1
-            raise NodeError(
-                first.node,
-                f"process {self.node_pid(first.node)} is there but does not answer"
-                f"{f' (and {more} more)' if more else ''}: {first.problem}; nothing was started;"
-                f" to end it: cachalot down --dir {self.folder}",
-            )
 
     # What is there ------------------------------------------------------------------------------
 
@@ -336,15 +213,11 @@ class LocalCluster:
 
     def log_path(self, node: str) -> Path:
         """What the node said on stderr. Raises InvalidArgument for an unknown node."""
-        return self._folder.log_path(self._node(node).name)
+        return self._nodes.log_path(self._node(node).name)
 
     def node_pid(self, node: str) -> int | None:
         """The pid of a node's process, None if it is not running."""
-        process = find_process(self._folder, self._node(node).name)
-        if process is None:
-            return None
-        process.close()
-        return process.pid
+        return self._nodes.pid(self._node(node).name)
 
     def is_alive(self, node: str) -> bool:
         """Whether the node's process exists; a stopped one (SIGSTOP) does."""
@@ -358,15 +231,13 @@ class LocalCluster:
         Returns after SIGKILL when the process has ended, and after SIGSTOP when it stands still.
         Raises NodeError if it is not running, or if that does not come about.
         """
-        signal_process(self._folder, self._node(node).name, number)
-        self._reap()
+        self._nodes.kill(self._node(node).name, number)
 
-    def stop_node(self, node: str, *, deadlines: StopDeadlines = STOP_DEADLINES) -> StopOutcome:
+    def stop_node(self, node: str, *, deadlines: StopDeadlines | None = None) -> StopOutcome:
         """End one node cleanly. Raises NodeError if it does not end."""
         name = self._node(node).name
         with self._folder.locked():
-            (stopped,) = stop_nodes(self._folder, [name], deadlines)
-        self._reap()
+            (stopped,) = self._nodes.stop([name], deadlines)
         return stopped.outcome
 
     def restart_node(self, node: str, *, deadline_s: float = START_DEADLINE_S) -> None:
@@ -376,19 +247,17 @@ class LocalCluster:
         """
         found = self._node(node)
         with self._folder.locked():
-            stop_nodes(self._folder, [node], STOP_DEADLINES)
-            self._reap()
-            self._start_nodes([found], bind_known_ports([found]), deadline_s)
+            self._nodes.stop([node])
+            (listener,) = bind_known_ports([found])
+            self._nodes.start_all([found], {node: listener}, deadline_s)
 
-    def stop(self, *, deadlines: StopDeadlines = STOP_DEADLINES) -> list[StoppedNode]:
+    def stop(self, *, deadlines: StopDeadlines | None = None) -> list[StoppedNode]:
         """End all nodes cleanly and wait for them. May be called again. Raises NodeError."""
         with self._folder.locked():
             # Who uses the nodes goes first, so that none complains about nodes meant to go.
-            self.agents.stop(self.agents.recorded())
-            self.workers.stop(self.workers.recorded())
-            stopped = stop_nodes(self._folder, self.node_names, deadlines)
-        self._reap()
-        return stopped
+            self.agents.stop(self.agents.recorded(), deadlines)
+            self.workers.stop(self.workers.recorded(), deadlines)
+            return self._nodes.stop(self.node_names, deadlines)
 
     def __enter__(self) -> Self:
         return self
@@ -404,12 +273,8 @@ class LocalCluster:
                 self.stop()
         finally:
             # Somebody may have removed the folder, and the records in it, under running nodes.
-            for child in self._children.values():
-                child.kill()
-                child.wait(SIGNAL_DEADLINE_S)
-            self._children.clear()
-            self.workers.end_children(SIGNAL_DEADLINE_S)
-            self.agents.end_children(SIGNAL_DEADLINE_S)
+            for processes in (self.agents, self.workers, self._nodes):
+                processes.end_children(SIGNAL_DEADLINE_S)
 
     def _node(self, name: str) -> Node:
         node = self._map.node_by_name.get(name)
@@ -418,44 +283,7 @@ class LocalCluster:
             raise InvalidArgument("node", given=repr(name), expected=f"one of the map: {known}")
         return node
 
-    def _start_nodes(
-        self, nodes: Sequence[Node], listeners: Sequence[socket.socket], deadline_s: float
-    ) -> None:
-        """Start all of `nodes`, each on its listener, and wait; all or none of them run then."""
-        options = self._folder.read_options()
-        starting: dict[str, StartingNode] = {}
-        try:
-            try:
-                for node, listener in zip(nodes, listeners, strict=True):
-                    started = spawn_node(self._folder, node, options, listener)
-                    starting[node.name] = started
-                    self._children[started.process.pid] = started.process
-            finally:
-                _close_all(listeners)
-            wait_until_ready(starting, deadline_s=deadline_s)
-        except BaseException:
-            # None of them was alive before. By record, so that an interrupt between the start of
-            # a process and our note of it leaves nothing behind.
-            stop_nodes(self._folder, [node.name for node in nodes], STOP_DEADLINES)
-            self._reap()
-            raise
-        finally:
-            for started in starting.values():
-                assert started.process.stdout is not None
-                started.process.stdout.close()
-
-    def _reap(self) -> None:
-        """Take note of children that have ended, or they would stay as zombies."""
-        for pid, child in list(self._children.items()):
-            if child.poll() is not None:
-                del self._children[pid]
-
 
 def _keep_agent_options(place: LocalFolder, options: LocalAgentOptions | None) -> None:
     if options is not None and options != LocalAgentOptions():
         place.write_agent_options(place.read_agent_options().updated(options))
-
-
-def _close_all(listeners: Sequence[socket.socket]) -> None:
-    for listener in listeners:
-        listener.close()

@@ -33,8 +33,9 @@ from ..errors import ClusterMapError, InvalidArgument, StoreError
 from .control_token import TOKEN_NAME
 from .node_process import AGENT, KVSTORED, Program
 
-LOCK_DEADLINE_S = 90.0
-"""Longer than a start of a local cluster may take, so that a second one waits for the first."""
+LOCK_DEADLINE_S = 180.0
+"""Longer than a start of nodes and then of agents may take, so that a second one waits for the
+first."""
 LOCK_POLL_S = 0.05
 RECORD_BYTES_MAX = 64 << 10
 

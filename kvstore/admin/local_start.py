@@ -139,7 +139,6 @@ def _ports(listeners: Iterable[Listener]) -> list[int]:
 
 
 def _by_name(
-    places: Sequence[Node] | Sequence[Entrypoint] | Sequence[Node | Entrypoint],
-    listeners: Sequence[Listener],
+    places: Sequence[Node | Entrypoint], listeners: Sequence[Listener]
 ) -> dict[str, Listener]:
     return {place.name: one for place, one in zip(places, listeners, strict=True)}

@@ -66,6 +66,10 @@ def status(
         raise InvalidArgument("--cluster, --socket", given=given, expected="one of them")
     if cluster is None:
         assert socket is not None
+        asked_too = {"--targets": with_targets, "--control": control, "--token-file": token_file}
+        for option, value in asked_too.items():
+            if value:
+                raise InvalidArgument(option, given="--socket too", expected="--cluster with it")
         _show_agent(socket, wait_s, is_json=is_json)
         return
     # Here, because the client and numpy take longer to load than `--help` should.
@@ -78,7 +82,11 @@ def status(
     found, workers, agents, cluster_map = asked
     page = find_web_page(cluster_map, cluster, token_file, workers, control)
     if is_json:
-        more = {"agents": agents.render_json(), "web_page": page and page.render_json()}
+        more = {
+            "agents": agents.render_json(),
+            "agents_unasked": agents.unasked,
+            "web_page": page and page.render_json(),
+        }
         write_json(render_json(found, workers) | more)
     else:
         _write(found, workers, agents, page, with_targets=with_targets)

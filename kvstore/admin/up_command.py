@@ -77,7 +77,13 @@ WindowMemoryOption = Annotated[
     typer.Option(help="The most that each agent's window states take (64MiB).", metavar="SIZE"),
 ]
 WaitOption = Annotated[
-    float, typer.Option(help="How long to wait for all of them.", metavar="S", min=0.1, max=3600.0)
+    float,
+    typer.Option(
+        help="How long to wait for all nodes, then for all agents.",
+        metavar="S",
+        min=0.1,
+        max=3600.0,
+    ),
 ]
 ForegroundOption = Annotated[
     bool, typer.Option("--foreground", help="Stay until Ctrl-C or SIGTERM, then stop the nodes.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..cluster.entities import ClusterMap
-from ..errors import TargetLocked
+from ..errors import AgentRefused, TargetLocked
 from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
 from .local_agents import SOCKET_LOCK_SUFFIX
@@ -41,7 +41,9 @@ class WipePlan:
     kept: list[Path] = field(default_factory=list)
     """What lies among them and is not ours; the folders around it stay too."""
     locks: list[Path] = field(default_factory=list)
-    """Held by a process as long as it serves the target, or the agent's socket."""
+    """Held by a node as long as it serves the target."""
+    socket_locks: list[Path] = field(default_factory=list)
+    """Held by an agent as long as it serves the socket."""
     freed_bytes: int = 0
     """On the disk, where a preallocated file takes all of its length."""
 
@@ -92,7 +94,7 @@ def _plan_agent(plan: WipePlan, folder: LocalFolder, agent: str) -> None:
     if socket_path.is_socket() and not record_path.exists():
         plan.files.append(socket_path)
     _plan_files(plan, [lock_path, _temporary(record_path), folder.log_path(agent)])
-    plan.locks.append(lock_path)
+    plan.socket_locks.append(lock_path)
     plan.folders.append(folder.node_path(agent))
 
 
@@ -137,9 +139,17 @@ def _note_kept(plan: WipePlan, records: set[Path]) -> None:
 
 
 def apply_wipe(plan: WipePlan) -> None:
-    """Remove what the plan names; TargetLocked, and nothing is removed, if a node still runs."""
+    """Remove what the plan names.
+
+    Raises TargetLocked if a node still runs, AgentRefused if an agent does, and removes nothing.
+    """
+    detail = "a process that `cachalot up` did not start serves it; nothing was removed"
     for lock in plan.locks:
-        _refuse_if_held(lock)
+        if _is_held(lock):
+            raise TargetLocked(lock.parent, detail)
+    for lock in plan.socket_locks:
+        if _is_held(lock):
+            raise AgentRefused(lock.with_name(lock.name.removesuffix(SOCKET_LOCK_SUFFIX)), detail)
     for path in plan.files:
         path.unlink(missing_ok=True)
     for path in plan.folders:
@@ -147,16 +157,15 @@ def apply_wipe(plan: WipePlan) -> None:
             path.rmdir()
 
 
-def _refuse_if_held(lock: Path) -> None:
+def _is_held(lock: Path) -> bool:
     try:
         with open(lock, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
-        return
-    except BlockingIOError as error:
-        raise TargetLocked(
-            lock.parent, "a process that `cachalot up` did not start serves it; nothing was removed"
-        ) from error
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def plan_keeps(plan: WipePlan, folder: Path) -> bool:

@@ -24,7 +24,8 @@ from .options import AgentOptions, Role
 from .peer_listener import address_of
 from .peer_server import PeerServer
 from .policy_follower import PolicyFollower
-from .requests import AgentIdentity, ArenaParts, RequestHandler
+from .requests import AgentIdentity, RequestHandler
+from .run_requests import ArenaParts
 from .server import UnixServer
 from .session_bounds import SessionBounds
 from .socket_file import SocketFile

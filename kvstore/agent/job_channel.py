@@ -107,7 +107,9 @@ class JobChannel(Generic[MessageT]):
         """One receive; whether there may be more."""
         room = socket.CMSG_SPACE(DESCRIPTORS_PER_CALL_MAX * array.array("i").itemsize)
         try:
-            data, beside, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+            data, beside, flags, _ = self._socket.recvmsg(
+                RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return False
         except OSError as error:
@@ -116,6 +118,10 @@ class JobChannel(Generic[MessageT]):
         for level, kind, content in beside:
             assert (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS), (level, kind)
             self._descriptors.extend(array.array("i", content))
+        if flags & socket.MSG_CTRUNC:
+            # From now on each message would be given the descriptor of a later one.
+            self._end("no descriptor is left for one that came")
+            return False
         if not data:
             self._end("closed by the other side")
             return False

@@ -73,6 +73,8 @@ class LeaseRequest:
 def choose_blocks_that_fit(layout: BlockLayout, blocks: int, room_bytes: int) -> int:
     """The most blocks, at most `blocks`, whose run fits in `room_bytes`; 0 if not even one does."""
     low, high = 0, min(blocks, RUN_BLOCKS_MAX, room_bytes // layout.block_bytes)
+    if high and RunLayout(layout, high).run_bytes <= room_bytes:
+        return high  # as a rule: a run layout of many sections takes a while to lay out
     while low < high:
         middle = (low + high + 1) // 2
         if RunLayout(layout, middle).run_bytes <= room_bytes:

@@ -28,6 +28,7 @@ from ..identity import DISTRIBUTION
 from ..node.clock import SystemClock
 from ..node.event_log import set_up_logging
 from .assembly import Agent, AgentPlace, open_arena
+from .fault import is_fault
 from .memory_check import check_memory, read_memory_left
 from .options import AgentOptions, Role, role_names
 from .peer_listener import listen_for_peers
@@ -148,7 +149,7 @@ def end_by_fault(
     and an agent whose books may be wrong must not go on."""
     loop.default_exception_handler(context)
     error = context.get("exception")
-    if isinstance(error, Exception) and not isinstance(error, OSError) and not ended.done():
+    if is_fault(error) and not ended.done():
         ended.set_exception(AgentFailed(repr(error)))
 
 

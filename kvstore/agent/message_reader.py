@@ -5,8 +5,6 @@ A length is checked before anything is kept for it, and bytes are kept only as t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ..agent_messages import HEAD, MESSAGE_BYTES_MAX, Request, request_decoder
 
 SHOWN_LENGTH_MAX = 160
@@ -26,29 +24,30 @@ class MessageReader:
 
     @property
     def begun_bytes(self) -> int:
-        """Bytes kept of a message that is not complete."""
+        """Bytes kept of messages that were not taken, or are not complete."""
         return len(self._begun)
 
-    def take(self, data: memoryview) -> Iterator[tuple[int, int, Request]]:
-        """Request id, length and content of each message that `data` completes, in order.
+    def add(self, data: memoryview) -> None:
+        """More has come. `data` is not kept."""
+        self._begun += data
 
-        To be iterated to its end before the next call, unless the session ends. `data` is not kept.
+    def take(self) -> tuple[int, int, Request] | None:
+        """Request id, length and content of the next message, None if it is not complete yet.
+
         Raises MalformedMessage.
         """
         begun = self._begun
-        begun += data
-        at = 0
-        while len(begun) - at >= HEAD.size:
-            length, request_id = HEAD.unpack_from(begun, at)
-            if length > MESSAGE_BYTES_MAX:
-                raise MalformedMessage(f"a message of {length} bytes, at most {MESSAGE_BYTES_MAX}")
-            end = at + HEAD.size + length
-            if len(begun) < end:
-                break
-            body = bytes(memoryview(begun)[at + HEAD.size : end])
-            at = end
-            yield request_id, length, decode_request(body)
-        del begun[:at]
+        if len(begun) < HEAD.size:
+            return None
+        length, request_id = HEAD.unpack_from(begun)
+        if length > MESSAGE_BYTES_MAX:
+            raise MalformedMessage(f"a message of {length} bytes, at most {MESSAGE_BYTES_MAX}")
+        end = HEAD.size + length
+        if len(begun) < end:
+            return None
+        body = bytes(memoryview(begun)[HEAD.size : end])
+        del begun[:end]
+        return request_id, length, decode_request(body)
 
 
 def decode_request(body: bytes) -> Request:

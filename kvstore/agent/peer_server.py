@@ -1,15 +1,13 @@
 """Serves an agent to the agents of other hosts, over TCP, in the frames of the data plane.
 
-HELLO and STAT, WINDOW from this host's pool, and LOOKUP and ANNOUNCE where this agent holds a part
-of the directory. A record is sent out of the pool's own memory; if it is overwritten meanwhile, the
-reader's checksum says so. One request of a connection is served at a time. A frame that is none
-closes its connection, with one line in the log, and nothing else. Engines do not come here.
+What is answered is the business of `peer_answers`. A record is sent out of the pool's own memory;
+if it is overwritten meanwhile, the reader's checksum says so. One request of a connection is served
+at a time. A frame that is none closes its connection, with one line in the log, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -18,23 +16,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import wire
-from ..errors import InvalidArgument
 from ..node.request_reader import RequestReader
 from ..window.directory_host import DirectoryHost
-from ..window.messages import (
-    WindowRequest,
-    pack_answer,
-    pack_hosts,
-    parse_announcement,
-    parse_window_request,
-)
-from ..window.peers import AGENT_TARGET
+from ..window.messages import WindowRequest
 from ..window.record import WindowRecord
+from .peer_answers import Answer, PeerAnswers, refusal
 
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_VISIT_MAX = 16
-"""After so many of one peer the others have their turn."""
+VISIT_RECORDS_MAX = 1024
+"""After so many keys and announced records of one peer the others have their turn."""
+REQUEST_RECORDS = 64
+"""A request costs about what so many of its records do."""
 ACCEPT_PAUSE_S = 0.25
 """After the system gave no descriptor."""
 KEEPALIVE_IDLE_S = 60
@@ -45,7 +38,7 @@ KEEPALIVE_PROBE_S = 10
 class PeerServerSettings:
     """Bounds of what peers may cost."""
 
-    connections_max: int = 1024
+    connections_max: int = 4096
     """Further ones are closed at once."""
     frame_s: float = 30.0
     """A frame that is begun must be complete after so long, in both directions; so must the
@@ -61,16 +54,13 @@ class PeerServerCounters:
     bad_frames: int = 0
     slow_peers: int = 0
     requests: int = 0
-    windows_sent: int = 0
-    windows_absent: int = 0
     sent_bytes: int = 0
 
 
 class PeerServer:
     """Serves on a listening socket, which becomes its own. Belongs to one event loop.
 
-    `find`: the record of this host that is meant, or None. `status`: the document that STAT
-    answers. `directory`: the part that this agent holds, or None.
+    What it is given to answer with is described at `PeerAnswers`.
     """
 
     def __init__(
@@ -90,18 +80,10 @@ class PeerServer:
         self._listener = listener
         self._listener.setblocking(False)
         self._connections: set[socket.socket] = set()
-        self._cluster = cluster
-        self._find = find
-        self._ttl_left_s = ttl_left_s
-        self._directory = directory
-        self._status = status
         self._loop = loop
-        self._answer_by_op: dict[int, Callable[[wire.Header, bytes], _Answer]] = {
-            wire.Op.STAT: self._stat,
-            wire.Op.LOOKUP: self._look_up,
-            wire.Op.ANNOUNCE: self._announce,
-            wire.Op.WINDOW: self._window,
-        }
+        self._answers = PeerAnswers(
+            cluster=cluster, find=find, ttl_left_s=ttl_left_s, directory=directory, status=status
+        )
 
     async def run(self) -> None:
         """Serves until it is cancelled; then closes every connection and the listener."""
@@ -144,8 +126,11 @@ class PeerServer:
 
     async def _pause(self, seconds: float) -> None:
         ended: asyncio.Future[None] = self._loop.create_future()
-        self._loop.call_later(seconds, ended.set_result, None)
-        await ended
+        timer = self._loop.call_later(seconds, ended.set_result, None)
+        try:
+            await ended
+        finally:
+            timer.cancel()
 
     async def _serve(self, connection: socket.socket, peer: str) -> None:
         """One connection, until either side ends it."""
@@ -166,12 +151,12 @@ class PeerServer:
     async def _serve_requests(self, connection: socket.socket) -> None:
         reader = RequestReader()
         is_greeted = False
-        served = 0
+        served_records = 0
         while True:
-            served += 1
-            if served % REQUESTS_PER_VISIT_MAX == 0:
+            if served_records >= VISIT_RECORDS_MAX:
                 # Neither receiving nor sending gives way while the peer keeps up with us.
                 await self._pause(0)
+                served_records = 0
             request = reader.next_request()
             if request is None:
                 request = await self._receive(connection, reader, is_patient=is_greeted)
@@ -179,13 +164,14 @@ class PeerServer:
             if header.payload_bytes:
                 raise wire.FrameError(f"a request with {header.payload_bytes} bytes of payload")
             self.counters.requests += 1
+            served_records += REQUEST_RECORDS + header.count
             if header.op == wire.Op.HELLO:
-                answer = self._greet(header, body)
+                answer = self._answers.greet(body)
                 is_greeted |= answer.status is wire.Status.OK
             elif not is_greeted:
-                answer = _refusal(wire.Status.NOT_GREETED, "the first request must be HELLO")
+                answer = refusal(wire.Status.NOT_GREETED, "the first request must be HELLO")
             else:
-                answer = self._answer(header, body)
+                answer = self._answers.answer(header, body)
             await self._send(connection, header, answer)
 
     async def _receive(
@@ -219,7 +205,7 @@ class PeerServer:
             raise ConnectionResetError("closed by the peer")
         reader.received(count)
 
-    async def _send(self, connection: socket.socket, header: wire.Header, answer: _Answer) -> None:
+    async def _send(self, connection: socket.socket, header: wire.Header, answer: Answer) -> None:
         payload_bytes = 0 if answer.payload is None else len(answer.payload)
         frame = wire.pack_frame(
             wire.Op(header.op),
@@ -253,77 +239,13 @@ class PeerServer:
 
     def describe(self) -> dict[str, int]:
         """For the status document."""
-        return {"connections": len(self._connections), **asdict(self.counters)}
-
-    # Answers --------------------------------------------------------------------------------------
-
-    def _greet(self, header: wire.Header, body: bytes) -> _Answer:
-        cluster, name = wire.parse_hello(body)
-        if cluster != self._cluster:
-            own = wire.pack_hello(self._cluster, AGENT_TARGET)
-            return _Answer(body=own, status=wire.Status.WRONG_CLUSTER)
-        if name != AGENT_TARGET:
-            text = f"target {name!r} is not here; this is an agent, {AGENT_TARGET!r}"
-            return _refusal(wire.Status.WRONG_TARGET, text)
-        return _Answer(body=body)
-
-    def _answer(self, header: wire.Header, body: bytes) -> _Answer:
-        answer = self._answer_by_op.get(header.op)
-        if answer is None:
-            text = f"{wire.Op(header.op).name} is for a storage node, and this is an agent"
-            return _refusal(wire.Status.BAD_REQUEST, text)
-        try:
-            return answer(header, body)
-        except InvalidArgument as error:
-            return _refusal(wire.Status.BAD_REQUEST, str(error))
-
-    def _stat(self, header: wire.Header, body: bytes) -> _Answer:
-        document = json.dumps(self._status(), separators=(",", ":")).encode()
-        if len(document) > wire.BODY_BYTES_MAX:
-            text = f"STAT would be {len(document)} bytes long, at most {wire.BODY_BYTES_MAX}"
-            return _refusal(wire.Status.BUSY, text)
-        return _Answer(body=document)
-
-    def _look_up(self, header: wire.Header, body: bytes) -> _Answer:
-        hosts = self._part().look_up(wire.split_keys(body, header.count))
-        return _Answer(body=pack_hosts(hosts), count=header.count)
-
-    def _announce(self, header: wire.Header, body: bytes) -> _Answer:
-        part = self._part()
-        return _Answer(body=pack_answer(part.announce(parse_announcement(body, header.count))))
-
-    def _part(self) -> DirectoryHost:
-        if self._directory is None:
-            raise InvalidArgument(
-                "LOOKUP or ANNOUNCE",
-                given="to an agent without a part of the window directory",
-                expected="an entrypoint of the cluster map",
-            )
-        return self._directory
-
-    def _window(self, header: wire.Header, body: bytes) -> _Answer:
-        record = self._find(parse_window_request(body))
-        if record is None:
-            self.counters.windows_absent += 1
-            return _Answer()
-        self.counters.windows_sent += 1
-        head = record.pack_head(self._ttl_left_s(record))
-        return _Answer(body=head, count=1, payload=record.view)
+        return {
+            "connections": len(self._connections),
+            **asdict(self.counters),
+            "windows_sent": self._answers.windows_sent,
+            "windows_absent": self._answers.windows_absent,
+        }
 
 
 class _TooSlow(Exception):
     """A frame was begun and did not end in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What goes into one frame."""
-
-    body: bytes = b""
-    count: int = 0
-    status: wire.Status = wire.Status.OK
-    payload: memoryview | None = None
-
-
-def _refusal(status: wire.Status, text: str) -> _Answer:
-    return _Answer(body=text.encode(errors="backslashreplace"), status=status)

@@ -1,14 +1,25 @@
-"""Checks of what requests name; each raises InvalidArgument, which says what was given. Pure."""
+"""Checks of what requests name. Pure.
+
+Each raises InvalidArgument, which says what was given, or RequestRefused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..errors import InvalidArgument
 from ..key import KEY_BYTES
 from ..layout import BlockLayout, Section
 from .jobs import split_keys
+from .options import Role
+from .replies import RequestRefused
 from .session import OpenedNamespace, Session
+
+
+def require_role(roles: Collection[Role], role: Role) -> None:
+    """The agent has a role, or it refuses."""
+    if role not in roles:
+        raise RequestRefused(f"it has no role {role.value}")
 
 
 def find_namespace(session: Session, number: int) -> OpenedNamespace:

@@ -145,17 +145,33 @@ class Session:
         if not length:
             self.close("the other side ended it")
             return
+        self._reader.add(scratch[:length])
+        self._begin_requests()
+
+    def _begin_requests(self) -> None:
+        """Begins what has come; if that is a lot, only a part of it, and nothing more is received
+        until the others had their turn."""
         completed = 0
+        requests_max = self._context.bounds.requests_per_visit_max
         try:
-            for request_id, request_bytes, request in self._reader.take(scratch[:length]):
+            while completed < requests_max and (taken := self._reader.take()) is not None:
                 completed += 1
-                self._begin(request_id, request_bytes, request)
+                self._begin(*taken)
                 if self.is_closed or self._is_ending:
                     return
         except MalformedMessage as error:
             self.close(f"malformed message: {error}", logging.WARNING)
             return
         self._look_at_begun(has_completed=completed > 0)
+        if completed == requests_max and not self.is_closed:
+            self._context.loop.remove_reader(self._socket)
+            self._context.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.is_closed or self._is_ending:
+            return
+        self._context.loop.add_reader(self._socket, self._receive)
+        self._begin_requests()
 
     def _look_at_begun(self, *, has_completed: bool) -> None:
         """Bounds what is kept of a message that is not complete, and how long that may take."""

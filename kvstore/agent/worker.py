@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from ..arena.region import ArenaRegion
 from ..client.store_client import StoreClient
@@ -31,6 +32,7 @@ from ..errors import StoreError
 from ..identity import check_package_identity
 from ..node.clock import SystemClock
 from ..node.event_log import set_up_logging
+from .fault import is_fault
 from .job_channel import JobChannel
 from .job_runner import JobRunner
 from .jobs import Finish, OrderMessage, Started, StartFailed, WorkerKind, order_decoder, pack
@@ -119,22 +121,43 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class _Life:
+    """A worker serves until the first reason to end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._ended: asyncio.Future[_End] = loop.create_future()
+        loop.set_exception_handler(self._look_at_error)
+
+    async def wait(self) -> _End:
+        return await self._ended
+
+    def end(self, reason: _End) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def end_cut_off(self, how: str) -> None:
+        log.info("the channel ended: %s", how)
+        self.end(_End.CUT_OFF)
+
+    def end_by_fault(self, error: BaseException) -> None:
+        log.error("ended by a fault", exc_info=error)
+        self.end(_End.FAULT)
+
+    def _look_at_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What nobody waited for has failed: a job may be lost, and the agent would not know."""
+        loop.default_exception_handler(context)
+        if is_fault(context.get("exception")):
+            self.end(_End.FAULT)
+
+
 async def _run(arguments: WorkerArguments, sock: socket.socket) -> _End:
     """Serve until the channel ends, or SIGTERM. Raises StoreError if that cannot begin."""
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[_End] = loop.create_future()
-
-    def end(reason: _End) -> None:
-        if not ended.done():
-            ended.set_result(reason)
-
-    def end_by_fault(error: BaseException) -> None:
-        log.error("ended by a fault", exc_info=error)
-        end(_End.FAULT)
+    life = _Life(loop)
 
     def take(number: int, order: OrderMessage) -> None:
         if isinstance(order, Finish):
-            end(_End.FINISHED)
+            life.end(_End.FINISHED)
         else:
             runner.take(number, order)
 
@@ -146,11 +169,7 @@ async def _run(arguments: WorkerArguments, sock: socket.socket) -> _End:
         region = stack.enter_context(_map_arena(arguments.arena_fd))
         sock.setblocking(False)
         channel = JobChannel(
-            sock,
-            order_decoder,
-            loop=loop,
-            on_message=take,
-            on_end=lambda _: end(_End.CUT_OFF),
+            sock, order_decoder, loop=loop, on_message=take, on_end=life.end_cut_off
         )
         stack.callback(channel.close)
         runner = JobRunner(
@@ -159,11 +178,11 @@ async def _run(arguments: WorkerArguments, sock: socket.socket) -> _End:
             cpu_clock=time.process_time,
             report=channel.send,
             take_descriptor=channel.take_descriptor,
-            on_fault=end_by_fault,
+            on_fault=life.end_by_fault,
         )
-        loop.add_signal_handler(signal.SIGTERM, end, _End.CUT_OFF)
+        loop.add_signal_handler(signal.SIGTERM, life.end, _End.CUT_OFF)
         channel.send(0, Started())
-        reason = await ended
+        reason = await life.wait()
         await runner.end()
         if reason is _End.FINISHED:
             await client.finish_writes()

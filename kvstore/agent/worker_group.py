@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .worker_process import WorkerCommand
-from .worker_slot import START_DEADLINE_S, WorkerSlot, WorkerTask
+from .worker_slot import START_DEADLINE_S, WorkerSlot
+from .worker_task import WorkerTask
 
 WAITING_JOBS_MAX = 1024
 

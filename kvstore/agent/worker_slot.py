@@ -15,19 +15,16 @@ from typing import Any
 
 from .jobs import (
     CancelJob,
-    FetchDone,
-    FetchPiece,
     Finish,
     Ping,
     Pong,
     ReportMessage,
-    SaveDone,
-    SavePiece,
     Started,
     StartFailed,
     WorkerUsage,
 )
 from .worker_process import WorkerCommand, WorkerProcess
+from .worker_task import WorkerTask
 
 log = logging.getLogger(__name__)
 
@@ -59,42 +56,6 @@ class SlotState(Enum):
     WAITING = "waiting"
     """For its next start."""
     STOPPED = "stopped"
-
-
-class WorkerTask:
-    """A job on its way: `ended` gets what the worker reports, None if no worker did it. Then, and
-    not before, nothing of the run is written any more."""
-
-    __slots__ = ("blocks", "descriptor", "due_s", "ended", "is_given_up", "order", "slot", "timer")
-
-    def __init__(
-        self,
-        order: FetchPiece | SavePiece,
-        *,
-        blocks: int,
-        due_s: float,
-        descriptor: int | None,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.order = order
-        self.blocks = blocks
-        self.due_s = due_s
-        self.descriptor = descriptor
-        self.ended: asyncio.Future[FetchDone | SaveDone | None] = loop.create_future()
-        self.timer: asyncio.TimerHandle | None = None
-        self.slot: WorkerSlot | None = None
-        self.is_given_up = False
-
-    def end(self, report: FetchDone | SaveDone | None) -> None:
-        """To be called once."""
-        self.set_timer(None)
-        self.ended.set_result(report)
-
-    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        """The one timer of the task is another one, or none."""
-        if self.timer is not None:
-            self.timer.cancel()
-        self.timer = timer
 
 
 class WorkerSlot:
@@ -141,13 +102,11 @@ class WorkerSlot:
     @property
     def is_hopeful(self) -> bool:
         """There is a worker, or there will soon be: its last start was good."""
-        return self.state is SlotState.READY or (
-            self._could_start and self.state is not SlotState.STOPPED
-        )
+        return self.is_ready or (self._could_start and self.state is not SlotState.STOPPED)
 
     @property
     def has_room(self) -> bool:
-        return self.state is SlotState.READY and len(self._tasks) < self._jobs_max
+        return self.is_ready and len(self._tasks) < self._jobs_max
 
     @property
     def is_ready(self) -> bool:

@@ -34,7 +34,7 @@ from .jobs import (
 from .piece_plan import PieceResult, PlannedPiece, combine_pieces, plan_pieces
 from .worker_group import WorkerGroup
 from .worker_process import WorkerCommand
-from .worker_slot import WorkerTask
+from .worker_task import WorkerTask
 
 FETCHES_PER_WORKER = 8
 SAVES_PER_WORKER = 2

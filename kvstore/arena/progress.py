@@ -26,6 +26,7 @@ from .run_layout import (
 
 TABLE_MAGIC = 0x4E55_5243  # "CRUN"
 TABLE_VERSION = 1
+_MAGIC_BYTES = 4
 _HEAD = struct.Struct("<IIII")
 _ROW = struct.Struct("<IIII")
 _OPEN, _ENDED = 0, 1
@@ -60,8 +61,8 @@ class ProgressWriter:
 
 def begin_table(run: RunMemory, pieces: list[tuple[int, int]]) -> None:
     """Write a table for a fetch of `pieces`, each [first, end) of the run's blocks, in order and
-    without a gap, before any of them has a writer. The head comes last, so that a reader sees no
-    table rather than half of one."""
+    without a gap, before any of them has a writer. The magic number comes last, in one store (a
+    struct is written byte by byte), so that a reader sees no table rather than half of one."""
     assert 0 < len(pieces) <= RUN_PIECES_MAX, len(pieces)
     assert all(before[1] == after[0] for before, after in pairwise(pieces)), pieces
     assert all(0 <= first < end <= run.layout.blocks for first, end in pieces), pieces
@@ -71,13 +72,19 @@ def begin_table(run: RunMemory, pieces: list[tuple[int, int]]) -> None:
         at = TABLE_HEAD_BYTES + number * layout.piece_row_bytes
         _ROW.pack_into(run.view, at, first, end, _OPEN, 0)
     sections = len(layout.layout.sections)
-    _HEAD.pack_into(run.view, 0, TABLE_MAGIC, TABLE_VERSION, len(pieces), sections)
+    _HEAD.pack_into(run.view, 0, 0, TABLE_VERSION, len(pieces), sections)
+    run.view[:_MAGIC_BYTES].cast("I")[0] = TABLE_MAGIC
 
 
 def clear_table(run: RunMemory) -> None:
     """From now on the run has no table. For the engine, before it asks for a fetch: what an earlier
     fetch left there must not be taken for the new one's."""
     run.view[:TABLE_HEAD_BYTES] = bytes(TABLE_HEAD_BYTES)
+
+
+def has_table(run: RunMemory) -> bool:
+    """Has a fetch begun a table in this run?"""
+    return run.view[:_MAGIC_BYTES].cast("I")[0] != 0
 
 
 class ProgressReader:

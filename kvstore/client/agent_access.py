@@ -12,7 +12,8 @@ from ..cluster.entities import ClusterMap
 from ..errors import ClientClosed
 from ..key import Namespace
 from ..layout import BlockLayout
-from .agent_arguments import bound_deadline
+from .agent_arguments import bound_deadline, check_client_name
+from .agent_buffers import AgentBuffers
 from .agent_link import AgentConnection, AgentLink, check_socket_path
 from .agent_map import AgentMap
 from .agent_runs import AgentRuns
@@ -35,7 +36,7 @@ class AgentAccess:
         loop = asyncio.get_running_loop()
         self._link = AgentLink(
             check_socket_path(socket_path),
-            name=name or f"pid {os.getpid()}",
+            name=check_client_name(name) or f"pid {os.getpid()}",
             loop=loop,
             clock=clock,
         )
@@ -46,6 +47,7 @@ class AgentAccess:
         self._counters = ClientCounters()
         self._window_layouts: dict[bytes, BlockLayout] = {}
         self._runs = AgentRuns(self._counters, loop, clock)
+        self._buffers = AgentBuffers(self._runs, clock)
         self._windows = AgentWindows(self._runs, clock)
         self._is_closed = False
 

@@ -18,6 +18,8 @@ from .arguments import check_deadline, check_keys
 
 DEADLINE_S_MAX = 3600.0
 """The longest that an agent takes; longer ones are cut to it."""
+CLIENT_NAME_MAX = 128
+"""Characters: `agent_messages.ShortName`."""
 
 
 def is_key_chain(keys: Sequence[bytes] | TokenIds) -> TypeGuard[Sequence[bytes]]:
@@ -42,10 +44,27 @@ def bound_deadline(deadline_s: float) -> float:
     return min(check_deadline(deadline_s), DEADLINE_S_MAX)
 
 
+def check_client_name(name: str) -> str:
+    """As long a name as the agent takes."""
+    if not isinstance(name, str) or len(name) > CLIENT_NAME_MAX:
+        raise InvalidArgument(
+            "name",
+            given=repr(name)[:80],
+            expected=f"a text of at most {CLIENT_NAME_MAX} characters",
+        )
+    return name
+
+
 def check_run_blocks(blocks: int) -> None:
     """As many blocks as a run can have."""
     if type(blocks) is not int or not 1 <= blocks <= RUN_BLOCKS_MAX:
         raise InvalidArgument("blocks", given=repr(blocks), expected=f"1 to {RUN_BLOCKS_MAX}")
+
+
+def check_leased_blocks(blocks: int, *, asked: int) -> None:
+    """An agent leases what was asked for, or less."""
+    if blocks > asked:
+        raise InvalidArgument("leased blocks", given=blocks, expected=f"at most {asked}")
 
 
 def check_run(run: ArenaRun, layout: BlockLayout, blocks: int) -> None:

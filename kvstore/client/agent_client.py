@@ -206,7 +206,7 @@ class AgentClient(AgentRunCalls):
         deadline_s = bound_deadline(deadline_s)
         views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=True)
         with held:
-            return await self._runs.fetch_into_buffers(
+            return await self._buffers.fetch(
                 *await self._namespace(namespace),
                 namespace.layout,
                 keys,
@@ -234,7 +234,7 @@ class AgentClient(AgentRunCalls):
         deadline_s = bound_deadline(deadline_s)
         views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=False)
         with held:
-            return await self._runs.save_from_buffers(
+            return await self._buffers.save(
                 *await self._namespace(namespace),
                 namespace.layout,
                 keys,

@@ -26,6 +26,7 @@ from ..arena.region import ArenaRegion
 from ..errors import AgentError, AgentRefused, AgentUnreachable, InvalidArgument, StoreError
 from ..key import Namespace
 from ..layout import BlockLayout
+from .agent_arguments import check_run
 from .agent_session import AgentSession, Received
 from .arena_run import ArenaRun
 
@@ -69,6 +70,17 @@ class AgentConnection:
         if not isinstance(received.answer, NamespaceOpened):
             self.namespaces.pop(key, None)
         return self.session.expect(received, NamespaceOpened).namespace
+
+    def check_idle_run(self, run: ArenaRun, layout: BlockLayout, blocks: int) -> None:
+        """The run has room for `blocks` blocks of the layout, nothing is under way with it, and it
+        was leased here: its number means another run to another session. Raises InvalidArgument,
+        or AgentError if the run is lost."""
+        check_run(run, layout, blocks)
+        run.check_idle()
+        if self.runs.get(run.number) is not run:
+            raise InvalidArgument(
+                "run", given="a run of another client", expected="one that this client leased"
+            )
 
     def need_region(self) -> ArenaRegion:
         """Raises AgentRefused if the agent has no arena."""
@@ -163,17 +175,17 @@ class AgentLink:
         connected = connect_socket(self.path)
         session = AgentSession(connected, self.path, self._loop, self._on_session_end)
         try:
-            received = await session.send(
+            received = await session.receive(
                 Hello(version=PROTOCOL_VERSION, client=self._name), CONNECT_DEADLINE_S
             )
             welcome = session.expect(received, Welcome)
             region = None if received.descriptor is None else _map_arena(received.descriptor)
-            if welcome.version != PROTOCOL_VERSION:
-                raise AgentRefused(
-                    self.path, f"speaks version {welcome.version}, expected {PROTOCOL_VERSION}"
-                )
-            if session.failure is not None:
-                raise AgentUnreachable(self.path, session.failure.detail)
+            try:
+                self._check_greeting(session, welcome)
+            except AgentError:
+                if region is not None:
+                    region.close()
+                raise
         except BaseException as error:
             failure = error if isinstance(error, AgentError) else None
             session.close(failure or AgentUnreachable(self.path, "the greeting was broken off"))
@@ -181,6 +193,15 @@ class AgentLink:
                 raise AgentUnreachable(self.path, str(error)) from error
             raise
         return AgentConnection(session, welcome, region)
+
+    def _check_greeting(self, session: AgentSession, welcome: Welcome) -> None:
+        """Raises AgentError if this is no agent to work with, or gone by now."""
+        if welcome.version != PROTOCOL_VERSION:
+            raise AgentRefused(
+                self.path, f"speaks version {welcome.version}, expected {PROTOCOL_VERSION}"
+            )
+        if session.failure is not None:
+            raise AgentUnreachable(self.path, session.failure.detail)
 
     def _on_session_end(self, error: AgentError) -> None:
         self._problem = error
@@ -210,9 +231,12 @@ def check_socket_path(path: str | Path) -> Path:
 
 
 def connect_socket(path: Path) -> socket.socket:
-    """A connected, non-blocking Unix socket. Raises AgentUnreachable."""
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connected.setblocking(False)
+    """A connected, non-blocking Unix socket. Raises AgentUnreachable, also if this process has no
+    descriptor left for one: that passes."""
+    try:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        raise AgentUnreachable(path, error.strerror or str(error)) from error
     try:
         # Done at once or not at all. (The loop's sock_connect takes EAGAIN, which here means that
         # too many wait in line, for a connection that is being made.)

@@ -68,8 +68,8 @@ class RunOperation(Generic[ResultT]):
         return self._future.done()
 
     def join(self) -> ResultT:
-        """Wait in this thread. It ends with the operation's deadline and a second, at the latest.
-        Not for the thread of the client's event loop."""
+        """Wait in this thread. It ends with the operation's deadline, or, if a worker or the agent
+        stands still, four seconds later. Not for the thread of the client's event loop."""
         return self._future.result()
 
     def __await__(self) -> Generator[Any, None, ResultT]:

@@ -1,33 +1,33 @@
-"""What an `AgentClient` does with runs: leases them, has them filled and saved, copies in and out.
+"""What an `AgentClient` does with runs: leases them, has them filled and saved.
 
-Everything here is told the connection it works with: runs do not outlive it.
+Everything here is told the connection it works with: runs do not outlive it. Not for blocks in a
+caller's buffers (agent_buffers.py), nor for window records (agent_windows.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 from ..agent_messages import FetchEnded, FetchRun, LeaseRun, RunLeased, StoreEnded, StoreRun
 from ..arena.run_layout import RunLayout
 from ..errors import AgentUnreachable, InvalidArgument, StoreError
 from ..layout import BlockLayout
-from .agent_arguments import check_run, check_run_blocks
+from .agent_arguments import check_leased_blocks, check_run_blocks
 from .agent_link import AgentConnection
 from .agent_results import RunOperation
 from .agent_session import AgentSession, Received
 from .arena_run import ArenaRun
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
-from .run_copy import SectionCopy, choose_round_blocks, copy_into_run
 
 LEASE_SHARE = 0.5
-"""Part of the time left that a fetch or a save waits for a run: the rest is for its work."""
-ROUNDS_MAX = 64
-"""Fetches and saves of buffers that have a run at one time; the agent leases 256 to a session."""
+"""Part of the time left that a call with buffers waits for a run: the rest is for its work."""
+WORKER_END_S = 3.0
+"""The agent is rid of a worker that stands still so long after a deadline, and answers for it then;
+until then silence says nothing about the agent."""
 LEAST_DEADLINE_S = 0.001
 """Of a run that is filled and may as well be handed over."""
 
@@ -45,7 +45,6 @@ class AgentRuns:
         self._loop = loop
         self._clock = clock
         self._saves: set[asyncio.Future[Received]] = set()
-        self._rounds = asyncio.Semaphore(ROUNDS_MAX)
 
     async def wait_for_saves(self, deadline_s: float) -> None:
         """Return when what was handed over is saved or given up, or at the deadline."""
@@ -71,13 +70,14 @@ class AgentRuns:
         request = LeaseRun(
             namespace=namespace, blocks=blocks, deadline_s=deadline_s, is_window=is_window
         )
-        received = await session.send(request, deadline_s)
+        received = await session.receive(request, deadline_s)
         leased = session.expect(received, RunLeased)
         if received.descriptor is None:
             return None
         try:
             if session.failure is not None:
                 raise AgentUnreachable(session.path, session.failure.detail)
+            check_leased_blocks(leased.blocks, asked=blocks)
             memory = region.run(leased.offset, RunLayout(layout, leased.blocks))
         except InvalidArgument as error:
             os.close(received.descriptor)
@@ -109,7 +109,7 @@ class AgentRuns:
     ) -> RunOperation[FetchResult]:
         """See AgentClient.fetch_run."""
         blocks = len(keys) - first_block
-        check_run(run, layout, blocks)
+        connection.check_idle_run(run, layout, blocks)
         outcome: Future[FetchResult] = Future()
         if blocks == 0:
             outcome.set_result(FetchResult(blocks=0, ended=FetchEnd.COMPLETE))
@@ -124,7 +124,7 @@ class AgentRuns:
         )
         session = connection.session
         try:
-            answer = session.send(request, deadline_s)
+            answer = session.send(request, deadline_s + WORKER_END_S)
         except StoreError:
             run.end_fetch()
             raise
@@ -152,7 +152,7 @@ class AgentRuns:
     ) -> RunOperation[SaveResult]:
         """See AgentClient.save_run."""
         blocks = len(keys) - first_block
-        check_run(run, layout, blocks)
+        connection.check_idle_run(run, layout, blocks)
         outcome: Future[SaveResult] = Future()
         if blocks == 0:
             run.release()
@@ -169,7 +169,7 @@ class AgentRuns:
         )
         session = connection.session
         try:
-            answer = session.send(request, deadline_s)
+            answer = session.send(request, deadline_s + WORKER_END_S)
         except StoreError:
             session.release_run(run.number)
             raise
@@ -238,158 +238,3 @@ class AgentRuns:
         error = AgentUnreachable(session.path, what)
         session.close(error)
         return AgentUnreachable(session.path, what)
-
-    # Buffers ------------------------------------------------------------------------------------
-
-    async def fetch_into_buffers(
-        self,
-        connection: AgentConnection,
-        namespace: int,
-        layout: BlockLayout,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        *,
-        first_block: int,
-        deadline_s: float,
-    ) -> FetchResult:
-        """See AgentClient.fetch."""
-        started_at_s = self._clock()
-        end_at_s = started_at_s + deadline_s
-        arena_bytes = connection.need_region().size_bytes
-        results: list[FetchResult] = []
-        done = 0
-        while done < len(views):
-            wanted = choose_round_blocks(layout, len(views) - done, arena_bytes)
-            async with self._round_run(connection, namespace, layout, wanted, end_at_s) as run:
-                if run is None:
-                    break
-                end = min(done + run.blocks, len(views))
-                result = await self._fetch_round(
-                    connection,
-                    layout,
-                    keys[: first_block + end],
-                    run,
-                    views[done:end],
-                    first_block=first_block + done,
-                    deadline_s=end_at_s - self._clock(),
-                )
-            results.append(result)
-            done += result.blocks
-            if result.ended is not FetchEnd.COMPLETE:
-                break
-        return _join_fetches(results, done, len(views), self._clock() - started_at_s)
-
-    async def _fetch_round(
-        self,
-        connection: AgentConnection,
-        layout: BlockLayout,
-        keys: Sequence[bytes],
-        run: ArenaRun,
-        views: Sequence[memoryview],
-        *,
-        first_block: int,
-        deadline_s: float,
-    ) -> FetchResult:
-        if deadline_s <= 0:
-            return FetchResult(blocks=0, ended=FetchEnd.DEADLINE)
-        fetch = self.begin_fetch(
-            connection,
-            layout,
-            keys,
-            run,
-            first_block=first_block,
-            is_by_layer=False,
-            deadline_s=deadline_s,
-        )
-        copy = SectionCopy(run, views)
-        while not fetch.is_done:
-            copy.copy_ready()
-            # The end of the fetch is a change too, and so is that of the agent.
-            await run.until_changed(deadline_s)
-        result = await fetch
-        copy.copy_rest(result.blocks)
-        return result
-
-    async def save_from_buffers(
-        self,
-        connection: AgentConnection,
-        namespace: int,
-        layout: BlockLayout,
-        keys: Sequence[bytes],
-        views: Sequence[memoryview],
-        *,
-        first_block: int,
-        ttl_class: str,
-        deadline_s: float,
-    ) -> SaveResult:
-        """See AgentClient.save."""
-        started_at_s = self._clock()
-        end_at_s = started_at_s + deadline_s
-        arena_bytes = connection.need_region().size_bytes
-        results: list[SaveResult] = []
-        done = 0
-        while done < len(views):
-            wanted = choose_round_blocks(layout, len(views) - done, arena_bytes)
-            async with self._round_run(connection, namespace, layout, wanted, end_at_s) as run:
-                if run is None:
-                    break
-                end = min(done + run.blocks, len(views))
-                copy_into_run(views[done:end], run)
-                save = self.begin_save(
-                    connection,
-                    layout,
-                    keys[: first_block + end],
-                    run,
-                    first_block=first_block + done,
-                    ttl_class=ttl_class,
-                    deadline_s=max(end_at_s - self._clock(), LEAST_DEADLINE_S),
-                )
-            results.append(await save)
-            done = end
-        return SaveResult(
-            stored=sum(one.stored for one in results),
-            known=sum(one.known for one in results),
-            failed=sum(one.failed for one in results) + len(views) - done,
-            degraded=sum(one.degraded for one in results),
-            elapsed_s=self._clock() - started_at_s,
-        )
-
-    @asynccontextmanager
-    async def _round_run(
-        self,
-        connection: AgentConnection,
-        namespace: int,
-        layout: BlockLayout,
-        blocks: int,
-        end_at_s: float,
-    ) -> AsyncIterator[ArenaRun | None]:
-        """A run for one round; None if there is none in time."""
-        async with AsyncExitStack() as stack:
-            run = None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(end_at_s - self._clock(), 0.0)):
-                    await stack.enter_async_context(self._rounds)
-                left_s = end_at_s - self._clock()
-                if left_s > 0:
-                    run = await self.lease(
-                        connection, namespace, layout, blocks, deadline_s=left_s * LEASE_SHARE
-                    )
-            if run is not None:
-                stack.enter_context(run)
-            yield run
-
-
-def _join_fetches(
-    results: Sequence[FetchResult], blocks: int, asked: int, elapsed_s: float
-) -> FetchResult:
-    """One result of all rounds. A round that was not begun had no time, or no memory in time."""
-    ended = FetchEnd.COMPLETE if blocks == asked else FetchEnd.DEADLINE
-    if results and results[-1].ended is not FetchEnd.COMPLETE:
-        ended = results[-1].ended
-    return FetchResult(
-        blocks=blocks,
-        ended=ended,
-        decoded_blocks=sum(one.decoded_blocks for one in results),
-        rejected_shards=sum(one.rejected_shards for one in results),
-        elapsed_s=elapsed_s,
-    )

@@ -100,10 +100,21 @@ class AgentSession:
         received = await self.send(request, deadline_s)
         return self.expect(received, kind)
 
+    async def receive(self, request: Request, deadline_s: float) -> Received:
+        """The answer to a request that may bring a descriptor. Raises AgentError. If this is
+        cancelled, what comes is given back, also an answer that is here already."""
+        answer = self.send(request, deadline_s)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._give_back(answer.result())
+            raise
+
     def send(self, request: Request, deadline_s: float) -> asyncio.Future[Received]:
         """Send a request at once; its answer comes within `deadline_s` and a margin, or
-        AgentUnreachable ends the session. A cancelled future's answer is dropped, a run that it
-        brings is given back."""
+        AgentUnreachable ends the session. The answer to a future that was cancelled is given
+        back."""
         if self.failure is not None:
             raise self._gone()
         if len(self._waiting) >= WAITING_MAX and not isinstance(request, ReleaseRun):
@@ -212,8 +223,8 @@ class AgentSession:
                 numbers = array.array("i")
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
-        if flags & socket.MSG_CTRUNC:
-            self.close(AgentUnreachable(self.path, "more descriptors at once than are allowed"))
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > len(self._waiting):
+            self.close(AgentUnreachable(self.path, "more descriptors than were asked for"))
         elif not data:
             self.close(AgentUnreachable(self.path, "it has ended, or closed the connection"))
         else:
@@ -254,14 +265,18 @@ class AgentSession:
                     waiting.future.set_exception(self._gone())
                 return
             descriptor = self._descriptors.popleft()
-        if not waiting.future.done():
-            waiting.future.set_result(Received(answer, descriptor))
-            return
-        if descriptor is not None:
-            os.close(descriptor)
-        if isinstance(answer, RunLeased) and answer.blocks:
-            # Nobody waits for it any more.
-            self.release_run(answer.run)
+        received = Received(answer, descriptor)
+        if waiting.future.done():
+            self._give_back(received)
+        else:
+            waiting.future.set_result(received)
+
+    def _give_back(self, received: Received) -> None:
+        """Nobody waits for this answer any more."""
+        if received.descriptor is not None:
+            os.close(received.descriptor)
+        if isinstance(received.answer, RunLeased) and received.answer.blocks:
+            self.release_run(received.answer.run)
 
     def release_run(self, run: int) -> None:
         """Give a run back, if the session is still there; its end would do it too."""

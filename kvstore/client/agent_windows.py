@@ -15,7 +15,6 @@ from ..agent_messages import (
 )
 from ..errors import AgentRefused
 from ..layout import BlockLayout
-from .agent_arguments import check_run
 from .agent_link import AgentConnection
 from .agent_results import WindowFetch
 from .agent_runs import LEASE_SHARE, LEAST_DEADLINE_S, AgentRuns
@@ -57,8 +56,7 @@ class AgentWindows:
         deadline_s: float,
     ) -> bool:
         if isinstance(record, ArenaRun):
-            check_run(record, layout, 1)
-            record.check_idle()
+            connection.check_idle_run(record, layout, 1)
             request = PutWindow(namespace=namespace, key=key, run=record.number)
             return (await connection.session.ask(request, Done, deadline_s)).is_kept
         end_at_s = self._clock() + deadline_s
@@ -103,8 +101,7 @@ class AgentWindows:
         deadline_s: float,
     ) -> WindowFetch:
         if isinstance(into, ArenaRun):
-            check_run(into, layout, 1)
-            into.check_idle()
+            connection.check_idle_run(into, layout, 1)
             request = FetchWindow(
                 namespace=namespace, key=key, run=into.number, deadline_s=deadline_s
             )

@@ -17,9 +17,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from ..arena.progress import ProgressReader
+from ..arena.progress import ProgressReader, clear_table, has_table
 from ..arena.region import RunMemory
-from ..arena.run_layout import TABLE_HEAD_BYTES, RunLayout
+from ..arena.run_layout import RunLayout
 from ..errors import AgentError, InvalidArgument
 
 SLEEP_S_MAX = 3600.0
@@ -146,17 +146,19 @@ class ArenaRun:
 
     async def until_changed(self, deadline_s: float) -> None:
         """Return when something became ready or ended since the last return, or at the deadline."""
-        self._check()
         sleeper: asyncio.Future[None] = self._loop.create_future()
-        if not self._sleepers:
-            self._loop.add_reader(self._eventfd, self._wake_sleepers)
-        self._sleepers.add(sleeper)
+        with self._state_lock:  # a thread that releases the run closes the descriptor
+            self._check()
+            if not self._sleepers:
+                self._loop.add_reader(self._eventfd, self._wake_sleepers)
+            self._sleepers.add(sleeper)
         try:
             await asyncio.wait({sleeper}, timeout=max(deadline_s, 0.0))
         finally:
-            self._sleepers.discard(sleeper)
-            if not self._sleepers and self._eventfd >= 0:
-                self._loop.remove_reader(self._eventfd)
+            with self._state_lock:
+                self._sleepers.discard(sleeper)
+                if not self._sleepers and self._eventfd >= 0:
+                    self._loop.remove_reader(self._eventfd)
 
     def _wake_sleepers(self) -> None:
         self._clear_event()
@@ -175,7 +177,7 @@ class ArenaRun:
         """The table of the fetch, or None until the agent has begun it."""
         if self._state is not _State.FETCHING:
             return None
-        if self._progress is None and any(self._memory.view[:4]):
+        if self._progress is None and has_table(self._memory):
             self._progress = ProgressReader(self._memory)
         return self._progress
 
@@ -213,7 +215,7 @@ class ArenaRun:
     def begin_fetch(self) -> None:
         """A fetch into the run is about to be asked for; an older fetch's table must be gone."""
         self.check_idle()
-        self._memory.view[:TABLE_HEAD_BYTES] = bytes(TABLE_HEAD_BYTES)
+        clear_table(self._memory)
         self._progress = None
         self._is_answered = False
         self._state = _State.FETCHING
@@ -263,7 +265,8 @@ class ArenaRun:
             if self._eventfd < 0:
                 return
             eventfd, self._eventfd = self._eventfd, -1
-        if self._sleepers:
+            has_sleepers = bool(self._sleepers)
+        if has_sleepers:
             self._loop.call_soon_threadsafe(self._drop_sleepers, eventfd)
         else:
             os.close(eventfd)

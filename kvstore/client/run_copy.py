@@ -15,11 +15,13 @@ from .arena_run import ArenaRun
 ARENA_SHARES = 4
 """One round takes no more than this part of the arena, so that others need not wait for it whole;
 the copy of a round is short against its fetch."""
+ROUND_BYTES_MAX = 128 << 20
+"""The event loop stands still while a round is copied: some 50 ms."""
 
 
 def choose_round_blocks(layout: BlockLayout, blocks: int, arena_bytes: int) -> int:
     """How many of `blocks` to ask for in one round; at least 1. All rounds are about equal."""
-    share_blocks = arena_bytes // ARENA_SHARES // layout.block_bytes
+    share_blocks = min(arena_bytes // ARENA_SHARES, ROUND_BYTES_MAX) // layout.block_bytes
     most = max(1, min(share_blocks, RUN_BLOCKS_MAX))
     rounds = -(-blocks // most)
     return -(-blocks // rounds)
@@ -34,6 +36,11 @@ class SectionCopy:
         self._starts = section_starts(run.layout)
         self._copied = [0] * len(self._starts)
         """Leading blocks of which the section is in the buffers."""
+
+    @property
+    def whole_blocks(self) -> int:
+        """Leading blocks that are in the buffers with every section."""
+        return min(self._copied)
 
     def copy_ready(self) -> None:
         """Copy what is ready now. Raises AgentError if the run is lost."""

@@ -4,6 +4,7 @@ import re
 from ipaddress import IPv6Address, ip_address
 
 ADDRESS_RULE = '"host:port" with a port from 1 to 65535'
+REACHABLE_RULE = f"{ADDRESS_RULE}, which others can connect to"
 IPV6_PATTERN = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 HOST_LABEL_PATTERN = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
@@ -30,6 +31,17 @@ def is_address(address: str) -> bool:
     if labels[-1].isdigit():  # no host name ends in a number, so this must be an IPv4 address
         return _is_ip(host)
     return len(host) <= 253 and all(HOST_LABEL_PATTERN.fullmatch(label) for label in labels)
+
+
+def is_reachable_address(address: str) -> bool:
+    """Whether others can be told to connect there: not at "all interfaces", not at a group."""
+    if not is_address(address):
+        return False
+    host = host_of(address)
+    if not _is_ip(host):
+        return True
+    found = ip_address(host)
+    return not (found.is_unspecified or found.is_multicast)
 
 
 def canonical_address(address: str) -> str:

@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from ..layout import SHARDS_MAX
-from .address import ADDRESS_RULE, canonical_address, is_address
+from .address import (
+    ADDRESS_RULE,
+    REACHABLE_RULE,
+    canonical_address,
+    is_address,
+    is_reachable_address,
+)
 from .entities import ClusterMap, CodeShape, Entrypoint, Group, Node, Target, default_write_acks
 
 MAP_FORMAT = 1
@@ -184,7 +190,7 @@ def _check_group(table: _Table) -> Group | None:
 def _check_entrypoint(table: _Table) -> Entrypoint | None:
     table.refuse_unknown(("name", "address"))
     name = table.name()
-    address = table.text("address", ADDRESS_RULE, is_address)
+    address = table.text("address", REACHABLE_RULE, is_reachable_address)
     if name is None or address is None:
         return None
     return Entrypoint(name=name, address=address)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import NodeError
+from ..errors import DeadlineExceeded, NodeError
 from .entrypoint_link import EntrypointLink
 from .messages import TTL_MS_MAX, AnnounceAnswer, AnnouncedItem, Announcement
 from .part_transport import PartTransport
-from .partition import choose_entrypoints
+from .partition import choose_entrypoints, plan_moves
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,9 @@ class Announcer:
             return await part.look_up(keys, min(deadline_s, LOOKUP_S_MAX))
         except NodeError as error:
             log.debug("entrypoint %s: %s", link.name, error.detail)
-            if self._links.get(link.name) is link:
+            # Who had less time than an answer may take learns nothing about the entrypoint.
+            is_hasty = isinstance(error, DeadlineExceeded) and deadline_s < LOOKUP_S_MAX
+            if not is_hasty and self._links.get(link.name) is link:
                 # It is not asked again before it has answered something.
                 link.is_suspect = True
                 if not link.is_waiting:
@@ -316,18 +318,3 @@ class Announcer:
         said = Announcement(self._host, self._instance, is_leaving=True)
         self._parts[name].announce(said, on_end, on_end)
         return told
-
-
-def plan_moves(
-    keys: Sequence[bytes], before: Sequence[str], after: Sequence[str]
-) -> dict[str, list[bytes]]:
-    """By entrypoint of `after` the keys that are its share and were another's among `before`."""
-    new = [after[at] for at in choose_entrypoints(keys, after).tolist()]
-    old: list[str] = [""] * len(keys)
-    if before:
-        old = [before[at] for at in choose_entrypoints(keys, before).tolist()]
-    moved: dict[str, list[bytes]] = {}
-    for key, was, now in zip(keys, old, new, strict=True):
-        if was != now:
-            moved.setdefault(now, []).append(key)
-    return moved

@@ -122,6 +122,8 @@ def parse_announcement(body: bytes, count: int) -> Announcement:
             "announcement for another host", given="records", expected="withdrawals only"
         )
     items = [AnnouncedItem._make(row) for row in rows.tolist()]
+    if len({item.key for item in items}) < count:
+        raise InvalidArgument("announced keys", given="one of them twice", expected="each once")
     address = check_host(host.decode("ascii", "replace"))
     return Announcement(address, instance, records, bool(flags), items)
 

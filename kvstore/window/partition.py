@@ -45,6 +45,21 @@ def choose_entrypoint(key: bytes, names: Sequence[str]) -> str:
     return names[int(choose_entrypoints([key], names)[0])]
 
 
+def plan_moves(
+    keys: Sequence[bytes], before: Sequence[str], after: Sequence[str]
+) -> dict[str, list[bytes]]:
+    """By entrypoint of `after` the keys that are its share and were another's among `before`."""
+    new = [after[at] for at in choose_entrypoints(keys, after).tolist()]
+    old: list[str] = [""] * len(keys)
+    if before:
+        old = [before[at] for at in choose_entrypoints(keys, before).tolist()]
+    moved: dict[str, list[bytes]] = {}
+    for key, was, now in zip(keys, old, new, strict=True):
+        if was != now:
+            moved.setdefault(now, []).append(key)
+    return moved
+
+
 @lru_cache(maxsize=64)
 def _seeds_of(names: tuple[str, ...]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
     """Hashes of the names in sorted order, and at which index of `names` each of them stands."""

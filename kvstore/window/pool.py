@@ -42,8 +42,7 @@ class WindowPool:
     """At most `memory_bytes` of records, in buffers that are used again. Belongs to the event loop.
 
     `ttl_s` is asked whenever it matters, so a change is obeyed at once, also by the records that
-    are here. `is_verifying`: `get` reads the whole record and compares it with its checksum, so
-    that memory which forgets costs a miss on this host too; readers over the network always do.
+    are here.
 
     Memory that was used once is kept for later records (`held_bytes`), because the kernel clears
     every fresh page, which takes longer than the copy: see benchmarks/window_memory.py.
@@ -54,8 +53,6 @@ class WindowPool:
         memory_bytes: int,
         ttl_s: Callable[[], float],
         clock: Callable[[], float],
-        *,
-        is_verifying: bool = False,
     ) -> None:
         if memory_bytes < 0:
             raise InvalidArgument("window memory", given=memory_bytes, expected="0 bytes or more")
@@ -64,7 +61,6 @@ class WindowPool:
         self.counters = PoolCounters()
         self._ttl_s = ttl_s
         self._clock = clock
-        self._is_verifying = is_verifying
         self._by_use: OrderedDict[bytes, WindowRecord] = OrderedDict()
         # The same records; first the one that was put longest ago, which expires first.
         self._by_put: OrderedDict[bytes, WindowRecord] = OrderedDict()
@@ -127,16 +123,22 @@ class WindowPool:
         (`WindowRecord.is_of`).
         """
         record = self.peek(key)
-        if record is not None and self._is_verifying and not record.is_intact():
-            self._drop(record)
-            self.counters.rejected += 1
-            record = None
         if record is None:
             self.counters.misses += 1
             return None
         self.counters.hits += 1
         self._by_use.move_to_end(key)
         return record
+
+    def verify(self, record: WindowRecord) -> bool:
+        """Whether the bytes of a record that is here still fit its checksum; if they do not, it is
+        let go. Reads all of them."""
+        assert record.is_held
+        if record.is_intact():
+            return True
+        self._drop(record)
+        self.counters.rejected += 1
+        return False
 
     def peek(self, key: bytes) -> WindowRecord | None:
         """The record, without counting anything as used or asked for."""

@@ -27,8 +27,10 @@ from .remote import RemoteEnd, fetch_remote
 
 log = logging.getLogger(__name__)
 
-EXPIRE_INTERVAL_S = 0.5
+EXPIRE_INTERVAL_S = 0.1
 STALL_S = 2.0
+FAIR_DEADLINE_S = 0.1
+"""A host that is asked for less time than this, and is late, has not failed."""
 GOODBYE_DEADLINE_S = 0.3
 HERE = ""
 """As the host of a record: this very agent."""
@@ -45,8 +47,9 @@ class WindowResult:
 @dataclass(slots=True)
 class WindowCounters:
     """What happened since the start. `remote_*`: fetches from other hosts, by their end; `skipped`:
-    not tried because the host has just failed; `withdrawn`: entries that were found to be wrong.
-    `lookups`: keys asked for, of which `found_here` and `found_elsewhere`."""
+    not tried because the host has just failed, or too much waits for it; `withdrawn`: entries that
+    were found to be wrong. `lookups`: keys asked for, of which `found_here` and `found_elsewhere`.
+    """
 
     lookups: int = 0
     found_here: int = 0
@@ -112,8 +115,10 @@ class WindowService:
 
     async def stop(self) -> None:
         """Says goodbye to the directory, and closes."""
-        await self._announcer.leave(GOODBYE_DEADLINE_S)
-        self.close()
+        try:
+            await self._announcer.leave(GOODBYE_DEADLINE_S)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Ends at once; fetches that run are misses."""
@@ -187,10 +192,7 @@ class WindowService:
         assert len(into) == layout.block_bytes, (len(into), layout.block_bytes)
         self.counters.fetches += 1
         wanted = WindowRequest(key, namespace_id, layout_prefix_of(layout), layout.block_bytes)
-        record = self.find(wanted)
-        if record is not None:
-            into[:] = record.view
-            self.counters.fetched_here += 1
+        if self._fetch_here(wanted, into):
             return WindowResult(True, HERE)
         begun_s = self._clock()
         (host,) = await self._ask_directory([key], deadline_s)
@@ -206,6 +208,17 @@ class WindowService:
             return None
         return record
 
+    def _fetch_here(self, wanted: WindowRequest, into: memoryview) -> bool:
+        record = self.find(wanted)
+        if record is None:
+            return False
+        if not self.pool.verify(record):
+            self._announcer.note([wanted.key])
+            return False
+        into[:] = record.view
+        self.counters.fetched_here += 1
+        return True
+
     async def _fetch_from(
         self, host: str, wanted: WindowRequest, into: memoryview, deadline_s: float
     ) -> bool:
@@ -214,6 +227,11 @@ class WindowService:
             self.counters.skipped += 1
             return False
         end = await fetch_remote(channel, wanted, [into], deadline_s=deadline_s, loop=self._loop)
+        if end is RemoteEnd.UNREACHABLE and channel.health.is_available:
+            # The host was not even asked: too much waits for it, or its channel made room for
+            # another. That says nothing of the entry.
+            self.counters.skipped += 1
+            return False
         name = f"remote_{end.value}"
         setattr(self.counters, name, getattr(self.counters, name) + 1)
         if end is RemoteEnd.FOUND:
@@ -221,7 +239,8 @@ class WindowService:
             return True
         if end is RemoteEnd.LATE:
             # The host may only be busy; it is left alone for a moment, and the entry stays.
-            channel.health.on_failed()
+            if deadline_s >= FAIR_DEADLINE_S:
+                channel.health.on_failed()
             return False
         log.debug("window record %s at %s: %s", wanted.key[:4].hex(), host, end.value)
         self._announcer.withdraw(host, wanted.key)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kvstore.layout import BlockLayout, Section
 from kvstore.window.directory import DirectoryPart
-from kvstore.window.partition import choose_entrypoint
+from kvstore.window.partition import choose_entrypoint, plan_moves
 from kvstore.window.pool import WindowPool
 
 LAYOUT = BlockLayout((Section("swa", 1024),))
@@ -42,7 +42,8 @@ class FleetCounts:
 
 @dataclass
 class Fleet:
-    """`host_count` hosts with `records_each` records of room; the directory lies on `names`."""
+    """`host_count` hosts with `records_each` records of room; the directory lies on `names`. A host
+    that is alone needs none: nobody else has anything."""
 
     host_count: int
     names: Sequence[str]
@@ -63,6 +64,7 @@ class Fleet:
         self.believed = list(self.names)
         """The entrypoints that hosts believe alive, so those that they ask."""
         self.settles: list[tuple[float, str]] = []
+        self._name_by_key: dict[bytes, str] = {}
 
     def clock(self) -> float:
         return self.now_s
@@ -85,9 +87,10 @@ class Fleet:
         """The request that ran on `host` leaves its window state there."""
         gone = self.pools[host].put(key, NAMESPACE_ID, LAYOUT, key * 32)
         assert gone is not None
-        self._announce(host, [key])
-        for old in gone:
-            self._part_of(old).withdraw(address(host), [old])
+        if self.names:
+            self._announce(host, [key])
+            for old in gone:
+                self._part_of(old).withdraw(address(host), [old])
         records = sum(map(len, self.pools))
         self.counts.records_peak = max(self.counts.records_peak, records)
 
@@ -97,6 +100,8 @@ class Fleet:
         if key in self.pools[host]:
             self.counts.found_here += self._fetch(host, key)
             return True
+        if not self.names:
+            return False
         part = self._part_of(key)
         told = part.look_up([key])[0]
         if not told:
@@ -117,32 +122,33 @@ class Fleet:
     def bring_back(self, name: str) -> None:
         """It serves again, and everybody knows."""
         before = list(self.believed)
-        self.believed = [other for other in self.names if other in {*self.believed, name}]
+        self.believe([other for other in self.names if other in {*self.believed, name}])
         self._announce_moved(before)
+
+    def believe(self, names: Sequence[str]) -> None:
+        """From now on hosts ask these entrypoints."""
+        self.believed = list(names)
+        self._name_by_key.clear()
 
     def reachable_share(self) -> float:
         """Of the records in memory, those that another host would find."""
         held = known = 0
         for host, pool in enumerate(self.pools):
-            alive = [key for key in list(pool.keys()) if key in pool]
+            alive = list(filter(pool.__contains__, pool.keys()))
             held += len(alive)
             known += sum(address(host) in self._part_of(key).look_up([key])[0] for key in alive)
         return known / held
 
     def _settle(self, name: str) -> None:
         before = list(self.believed)
-        self.believed = [other for other in self.believed if other != name]
+        self.believe([other for other in self.believed if other != name])
         if self.is_announced_anew:
             self._announce_moved(before)
 
     def _announce_moved(self, before: Sequence[str]) -> None:
         for host, pool in enumerate(self.pools):
-            moved = [
-                key
-                for key in list(pool.keys())
-                if choose_entrypoint(key, before) != choose_entrypoint(key, self.believed)
-            ]
-            self._announce(host, moved)
+            for moved in plan_moves(pool.keys(), before, self.believed).values():
+                self._announce(host, moved)
 
     def _announce(self, host: int, keys: Iterable[bytes]) -> None:
         for key in keys:
@@ -153,7 +159,10 @@ class Fleet:
                 self._part_of(key).announce(address(host), said)
 
     def _part_of(self, key: bytes) -> DirectoryPart:
-        return self.parts[choose_entrypoint(key, self.believed)]
+        name = self._name_by_key.get(key)
+        if name is None:
+            name = self._name_by_key[key] = choose_entrypoint(key, self.believed)
+        return self.parts[name]
 
     def _fetch(self, host: int, key: bytes) -> bool:
         record = self.pools[host].get(key)

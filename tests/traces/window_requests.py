@@ -107,7 +107,7 @@ def coding_requests(*, every: int = 1, span_s: float = DAY_S, seed: int = 1) -> 
                 )
             )
         for place, request in enumerate(own):
-            request.continued = _find_continued(request, own[place + 1 :][:FOLLOWERS])
+            request.continued = _find_continued(request, own[place + 1 : place + 1 + FOLLOWERS])
         requests += own
     return requests
 

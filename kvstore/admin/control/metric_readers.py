@@ -17,6 +17,8 @@ from ...layout import BLOCK_TOKENS
 LABEL_VALUES_MAX = 256
 """Values of one label that come from outside, such as namespaces; the rest is summed up."""
 LABEL_CHARACTERS_MAX = 64
+FIGURE_MAX = 2**63 - 1
+"""What a process says of itself is not believed above that."""
 OTHERS = "(other)"
 """The name that a node uses too for what it sums up."""
 
@@ -74,10 +76,11 @@ Reader = Callable[[MetricSources], Iterable[Reading]]
 
 
 def read_number(value: object) -> float | None:
-    """A finite number that is not negative, or a truth value as 1 or 0; None for all else."""
+    """A number from 0 to FIGURE_MAX, or a truth value as 1 or 0; None for all else."""
     if isinstance(value, bool):
         return float(value)
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    # Whole numbers in JSON may be too large for a float; what is not a number fails comparisons.
+    if not isinstance(value, int | float) or not 0 <= value <= FIGURE_MAX:
         return None
     return float(value)
 
@@ -329,5 +332,5 @@ def read_numbers(value: object) -> list[float] | None:
 
 
 def cut_label(label: object) -> str:
-    """A label of bounded length."""
-    return str(label)[:LABEL_CHARACTERS_MAX]
+    """A label of bounded length that can be written: JSON may hold halves of characters."""
+    return str(label)[:LABEL_CHARACTERS_MAX].encode(errors="replace").decode()

@@ -110,7 +110,12 @@ class StateRoutes:
         """
         found = await self._agents.gather()
         summary = found.describe() if found.agents else ""
-        return {"at_s": self._handle.now_s(), "summary": summary, "agents": found.render_json()}
+        return {
+            "at_s": self._handle.now_s(),
+            "summary": summary,
+            "agents": found.render_json(),
+            "unasked": found.unasked,
+        }
 
     async def nodes(self) -> Values:
         """The STAT answer of each node, or why there is none."""

@@ -1,16 +1,19 @@
 """What /metrics of an agent says, and how its small server bears what comes."""
 
+import errno
 import http.client
 import json
+import os
 import re
 import shutil
 import socket
+import socketserver
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -173,7 +176,12 @@ def test_agent_without_arena_windows_and_directory_has_no_such_samples() -> None
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()), max_size=80),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
@@ -230,7 +238,9 @@ def test_busy_agent_is_said_to_be_busy() -> None:
         raise TimeoutError
 
     with MetricsServer.listen("--metrics", "127.0.0.1:0") as server, server.serve(read):
-        assert get(server.address, "/metrics") == (503, b"the agent is busy\n")
+        # Its health too: an agent whose event loop hangs serves nobody.
+        for path in ("/metrics", "/healthz"):
+            assert get(server.address, path) == (503, b"the agent is busy\n")
 
 
 def test_mistake_of_ours_is_logged_and_ends_that_request_alone(
@@ -263,6 +273,36 @@ def test_silent_connections_are_bounded_and_cut_off(
     due_s = time.monotonic() + WAIT_S
     while not is_served(server):
         assert time.monotonic() < due_s
+
+
+def test_server_without_descriptors_does_not_spin(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    def accept(_: object) -> NoReturn:
+        tried.append(time.monotonic())
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socketserver.TCPServer, "get_request", accept)
+        with socket.create_connection(server.address, WAIT_S):
+            time.sleep(0.5)
+    assert 1 <= len(tried) <= 10
+    assert get(server.address, "/metrics")[0] == 200
+
+
+def test_server_without_threads_serves_again_when_there_are_some(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object, *_arguments: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socketserver.ThreadingMixIn, "process_request", start)
+        for _ in range(agent_metrics_server.REQUESTS_AT_ONCE_MAX):
+            assert not is_served(server)
+    assert is_served(server)
 
 
 def wait_until_refused(server: MetricsServer) -> None:

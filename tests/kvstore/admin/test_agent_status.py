@@ -10,7 +10,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.admin.agent_inquiry import AgentReport, ask_agents, find_other_agents
+from kvstore.admin import agent_inquiry
+from kvstore.admin.agent_inquiry import (
+    AgentReport,
+    ask_agents,
+    find_other_agents,
+    keep_figures,
+)
 from kvstore.admin.agent_metric_table import AGENT_METRICS
 from kvstore.admin.agent_metrics_server import render_agent_metrics
 from kvstore.admin.agent_socket import ask_agent_at
@@ -32,6 +39,7 @@ from kvstore.admin.agent_status import (
 )
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalAgentOptions
+from kvstore.admin.local_plan import add_entrypoints
 from kvstore.agent_messages import HEAD, Refused, StatusTold, Welcome, pack_message
 from kvstore.cluster.map import load_cluster_map
 from kvstore.errors import AgentRefused, AgentUnreachable
@@ -43,6 +51,7 @@ from tests.kvstore.admin.command_line import (
     start_cachalot,
 )
 from tests.kvstore.admin.conftest import end_all
+from tests.kvstore.cluster.fleets import planned_map
 
 WAIT_S = 20.0
 SAID: dict[str, Any] = {
@@ -151,8 +160,50 @@ def test_agents_that_directories_know_are_found_once_and_without_the_entrypoints
     assert find_other_agents([report({**SAID, "address": "10.0.0.9:7"})]) == []
 
 
+def test_what_is_kept_of_a_document_is_small_and_shows_the_same() -> None:
+    assert describe_agent(report(keep_figures(SAID))) == describe_agent(report(SAID))
+    huge: dict[str, Any] = {"agent": "a" * (1 << 20), "roles": [[]] * (1 << 18)}
+    huge |= {f"{number}": {f"{inner}": [{}] * 99 for inner in range(99)} for number in range(99)}
+    kept = keep_figures(huge)
+    assert len(json.dumps(kept)) < 64 << 10
+    assert (kept["agent"], kept["roles"]) == ("a" * 128, [])
+
+
+HALF_A_CHARACTER = "\ud800"
+TOO_LARGE = 10**400
+"""JSON has no limit for whole numbers, and floats have one."""
+
+
+def test_text_of_an_agent_does_nothing_to_a_terminal() -> None:
+    hostile = f"a{HALF_A_CHARACTER}\x1b[2J\n\u202eb"
+    agent = describe_agent(report({"agent": hostile, "roles": [hostile]}))
+    assert (agent.agent, agent.roles) == ("a??[2J??b", ("a??[2J??b",))
+    said = AgentReport(address="10.0.0.1:7", entrypoint="e", is_alive=False, problem="no\x1b" * 999)
+    (line,) = describe_agents([said]).problems()
+    assert line.startswith("agent e: no?no?")
+    assert len(line) < 320
+
+
+def test_number_that_no_float_holds_is_not_believed() -> None:
+    agent = describe_agent(report({"pid": TOO_LARGE, "uptime_s": TOO_LARGE, "arena": {"runs": 1}}))
+    assert (agent.pid, agent.uptime_s, agent.runs) == (None, None, 1)
+
+
+def test_agents_that_a_directory_does_not_name_are_counted() -> None:
+    crowd = {"directory": {"entries": 1, "hosts": 300}}
+    found = describe_agents([report(crowd), report(SAID, name=None, port=2)])
+    assert found.unasked == 298
+    assert found.describe() == "2 of 2 agents alive; at least 298 more were not asked"
+    assert describe_agents([report({"directory": {"hosts": 1}})]).unasked == 0
+
+
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=80),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(TOO_LARGE)
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()), max_size=80),
     lambda inner: (
         st.lists(inner, max_size=10)
         | st.dictionaries(
@@ -173,6 +224,7 @@ def test_whatever_an_agent_says_is_shown_or_left_out(said: dict[str, Any]) -> No
     (agent,) = found.agents
     assert len(render_row(agent)) == len(COLUMNS)
     assert len(agent.agent) <= 64
+    assert "".join(render_row(agent)).isprintable()
     for value in (agent.pid, agent.runs, agent.window_records, agent.directory_entries):
         assert value is None or (isinstance(value, int) and value >= 0)
     assert agent.window_hit_ratio is None or 0 <= agent.window_hit_ratio <= 1
@@ -247,6 +299,19 @@ def test_what_is_no_agent_behind_a_socket_is_told_and_never_waited_for(
         ask_agent_at(place / "s", 0.3)
 
 
+def test_agent_that_takes_no_connections_is_said_to_be_crowded(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as held:
+        listener.bind(str(place / "s"))
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                waiting = held.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(str(place / "s"))
+        with pytest.raises(AgentUnreachable, match="it does not take connections; many wait"):
+            ask_agent_at(place / "s", 0.3)
+
+
 def test_socket_that_is_not_there_is_named(place: Path) -> None:
     line = one_line(cachalot_here("status", "--socket", place / "s", code=4))
     assert line == f"cachalot: agent {place / 's'}: No such file or directory"
@@ -255,6 +320,33 @@ def test_socket_that_is_not_there_is_named(place: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("--cluster", "c", "--socket", "s")])
 def test_status_wants_a_cluster_or_a_socket(words: tuple[str, ...]) -> None:
     assert "expected one of them" in one_line(cachalot_here("status", *words, code=2))
+
+
+@pytest.mark.parametrize("words", [("--targets",), ("--control", "h:1"), ("--token-file", "t")])
+def test_status_of_a_socket_refuses_what_only_a_cluster_has(words: tuple[str, ...]) -> None:
+    line = one_line(cachalot_here("status", "--socket", "s", *words, code=2))
+    assert f"{words[0]}: given --socket too, expected --cluster with it" in line
+
+
+# --- agents that do not answer
+
+
+async def test_agent_in_line_behind_silent_ones_is_not_said_to_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent_inquiry, "ASKED_AT_ONCE_MAX", 1)
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = [listener.getsockname()[1] for listener in (one, two)]
+        reports = await ask_agents(
+            add_entrypoints(planned_map(12), ports),
+            deadline_s=0.2,
+            loop=asyncio.get_running_loop(),
+            clock=time.monotonic,
+        )
+    assert [report.problem for report in reports] == [
+        "no answer within 0.20 s",
+        "not asked within 0.20 s: too many others do not answer",
+    ]
 
 
 # --- real agents
@@ -328,6 +420,14 @@ def test_agents_of_the_map_answer_with_what_their_sockets_say(cluster: LocalClus
         assert missing == []
 
 
+def test_whole_document_of_a_real_agent_is_kept_as_far_as_its_status_goes(
+    cluster: LocalCluster,
+) -> None:
+    whole = ask(cluster)[0]
+    kept = replace(whole, statistics=keep_figures(whole.statistics))
+    assert describe_agent(kept) == describe_agent(whole)
+
+
 def test_every_metric_has_its_figure_from_a_real_agent(cluster: LocalCluster) -> None:
     content = render_agent_metrics(ask(cluster)[0].statistics).decode()
     families = {one.name: one.samples for one in text_string_to_metric_families(content)}
@@ -365,6 +465,7 @@ def test_agent_that_is_no_entrypoint_is_found_through_the_directory(
         wait_until(lambda: len(ask(cluster)) == 3)
         said = cachalot_json("status", "--cluster", cluster.cluster_path)
         other = said["agents"][2]
+        assert other["window_memory_bytes"] == 1 << 20
         assert (other["agent"], other["entrypoint"], other["pid"]) == ("h1", None, process.pid)
         assert (other["address"], other["roles"]) == (ready["address"], ["window"])
         # Stopped, it is down as long as directories know it; nodes and entrypoints are what counts.

@@ -61,6 +61,12 @@ def test_stop_of_the_agent_reaches_its_main_process_alone_and_lets_saves_end() -
     assert int(stop_s) > LOCAL_STOP.term_s
 
 
+def test_agent_outlives_a_worker_without_memory_and_its_folder_outlives_the_agent() -> None:
+    # A worker that was killed is started again by the agent; containers mount the socket's folder.
+    assert values_of("cachalot-agent.service", "OOMPolicy") == ["continue"]
+    assert values_of("cachalot-agent.service", "RuntimeDirectoryPreserve") == ["yes"]
+
+
 def test_prometheus_scrapes_the_port_that_the_documents_name() -> None:
     example = (ROOT / "docs" / "formats" / "cluster-map.md").read_text()
     (port,) = re.findall(r'^control = "127.0.0.1:([0-9]+)"$', example, re.MULTILINE)

@@ -7,13 +7,15 @@ import signal
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvstore.admin import local_folder
 from kvstore.admin.agent_socket import ask_agent_at
-from kvstore.admin.local_agents import agent_command, check_socket_paths
+from kvstore.admin.local_agents import agent_command, check_agents
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalAgentOptions, LocalFolder
 from kvstore.admin.local_plan import (
@@ -139,9 +141,16 @@ def test_folder_whose_path_is_too_long_for_sockets_is_refused(tmp_path: Path) ->
     assert "a Unix socket's may have 107" in caught.value.expected
     assert not deep.exists()
     longest = 107 - len("/agents/a01.sock")
-    check_socket_paths(LocalFolder("/" + "d" * (longest - 1)), ["a01"])
+    check_agents(LocalFolder("/" + "d" * (longest - 1)), ["a01"], OPTIONS)
     with pytest.raises(InvalidArgument, match=f"at most {longest} bytes"):
-        check_socket_paths(LocalFolder("/" + "d" * longest), ["a01"])
+        check_agents(LocalFolder("/" + "d" * longest), ["a01"], OPTIONS)
+
+
+def test_option_that_no_agent_may_have_is_refused_and_not_kept(folder: Path) -> None:
+    wrong = LocalAgentOptions(arena_bytes=1000)
+    with pytest.raises(InvalidArgument, match="--arena: given 1000, expected"):
+        LocalCluster.start(folder, nodes=1, k=1, m=0, agents=1, agent_options=wrong)
+    assert not folder.exists()
 
 
 # --- processes
@@ -233,14 +242,29 @@ def test_stop_leaves_the_socket_of_an_agent_that_somebody_else_started(
 
 
 def test_nothing_is_left_running_when_an_agent_does_not_come_up(folder: Path) -> None:
+    (folder / "agents").mkdir(parents=True)
+    (folder / "agents" / "a02.sock").write_text("not a socket")
     with pytest.raises(NodeStartFailed) as caught:
-        LocalCluster.start(
-            folder, nodes=1, k=1, m=0, agents=2, agent_options=LocalAgentOptions(arena_bytes=1000)
-        )
-    assert re.match(r"agent a0[12]: ended with exit code 2", str(caught.value))
-    assert "--arena" in str(caught.value)
+        start(folder, agents=2)
+    assert re.match(r"agent a02: ended with exit code 2", str(caught.value))
+    assert "which is there and is no socket" in str(caught.value)
     assert caught.value.exit_code == 2
     assert find_running(folder) == []
+
+
+def test_agent_is_not_started_while_another_command_has_the_folder(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.agents.kill("a01")
+    monkeypatch.setattr(local_folder, "LOCK_POLL_S", 0.01)
+    with LocalFolder(cluster.folder).locked():
+        starter = threading.Thread(target=cluster.agents.start, args=("a01",))
+        starter.start()
+        starter.join(1.0)
+        assert starter.is_alive()
+        assert cluster.agents.pid("a01") is None
+    starter.join(60.0)
+    assert cluster.agents.pid("a01") is not None
 
 
 def test_agent_that_does_not_answer_is_named_and_nothing_is_started(cluster: LocalCluster) -> None:
@@ -255,7 +279,9 @@ def test_taken_port_of_an_agent_is_said(cluster: LocalCluster) -> None:
     point = cluster.map.entrypoints[0]
     with socket.create_server((point.host, point.port)):
         with pytest.raises(NodeStartFailed, match=r"agent a01: its address .* is taken by"):
-            LocalCluster.start(cluster.folder)
+            LocalCluster.start(cluster.folder, agents=2)
+        # The map has not grown by an agent that was not started.
+        assert load_cluster_map(cluster.cluster_path) == cluster.map
         assert cluster.agents.pid("a01") is None
     assert cluster.node_pid("n01") is not None
 
@@ -299,6 +325,17 @@ def test_wipe_clears_what_a_killed_agent_left_and_keeps_what_is_not_ours(folder:
     assert done["removed_paths"] == plan["removed_paths"]
     assert done["kept_paths"] == [str(folder / "agents" / "notes")]
     assert [path.name for path in folder.rglob("*")] == ["agents", "notes"]
+
+
+def test_wipe_is_refused_while_somebody_elses_agent_serves_the_socket(folder: Path) -> None:
+    with start(folder, agents=1) as cluster:
+        record = folder / "agents" / "a01" / "agent.json"
+        content = record.read_text()
+        record.unlink()
+        line = one_line(cachalot_here("down", "--dir", folder, "--wipe", code=4))
+        assert line.startswith(f"cachalot: agent {cluster.agents.socket('a01')}: a process that")
+        assert (folder / "cluster.toml").is_file()
+        record.write_text(content)
 
 
 def test_down_of_one_node_leaves_the_agents(folder: Path) -> None:

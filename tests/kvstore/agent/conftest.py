@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from .agent_process import AgentProcess
+from .agent_process import AgentProcess, short_folder
 from .raw_engine import RawEngine
 
 
@@ -20,3 +22,11 @@ def agent(cluster_path: str) -> Iterator[AgentProcess]:
 def engine(agent: AgentProcess) -> Iterator[RawEngine]:
     with agent.engine() as engine:
         yield engine
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Of a socket."""
+    folder = short_folder()
+    yield folder / "a.sock"
+    shutil.rmtree(folder)

@@ -18,6 +18,7 @@ import pytest
 from kvstore import agent_messages as m
 from kvstore.agent.main import AgentFailed, end_by_fault
 from kvstore.agent.socket_file import SocketFile
+from kvstore.errors import StoreError
 
 from .agent_process import ROOT, AgentProcess, agent_command, is_running, short_folder
 from .arena_runs import SectionedBlocks
@@ -127,6 +128,7 @@ async def test_fault_of_ours_that_nobody_waited_for_ends_the_agent() -> None:
         raise error
 
     loop.call_soon(fail, ConnectionResetError("a peer went away"))
+    loop.call_soon(fail, StoreError("a node refused"))
     await asyncio.sleep(0.01)
     assert not ended.done()
     loop.call_soon(fail, AssertionError("a run is free twice"))

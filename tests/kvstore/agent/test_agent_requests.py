@@ -11,6 +11,7 @@ import pytest
 
 from kvstore import agent_messages as m
 from kvstore.arena.progress import ProgressReader
+from kvstore.layout import BlockLayout, Section
 
 from .agent_process import AgentProcess
 from .arena_runs import SectionedBlocks
@@ -298,6 +299,19 @@ def test_session_has_so_many_runs_and_namespaces_and_no_more(engine: RawEngine) 
         model="one", weights="too", tokenizer="many", sections=[("all", 2_048)]
     )
     assert engine.refusal(request).what == "namespaces"
+
+
+def test_session_has_fewer_namespaces_when_they_have_many_sections(engine: RawEngine) -> None:
+    sections = tuple(Section(f"s{number}", 1) for number in range(1_024))
+    many = replace(SectionedBlocks(1, seed=33).namespace, layout=BlockLayout(sections))
+    for number in range(8):
+        engine.open(replace(many, tenant=f"t{number}"), window=many.layout)
+    assert engine.open(replace(many, tenant="t7"), window=many.layout) == 7
+    request = m.OpenNamespace(
+        model="one", weights="too", tokenizer="many", sections=[("all", 2_048)]
+    )
+    refused = engine.refusal(request)
+    assert (refused.what, refused.given) == ("sections of all namespaces", "16385")
 
 
 def test_namespace_that_cannot_be_is_refused(engine: RawEngine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -91,6 +92,15 @@ def sender_of(ends: Ends) -> JobChannel[OrderMessage]:
     )
 
 
+def fill_descriptors_below(limit: int) -> list[int]:
+    """Takes all that are free."""
+    taken: list[int] = []
+    while not taken or taken[-1] < limit:
+        taken.append(os.dup(0))
+    os.close(taken.pop())
+    return taken
+
+
 async def until(is_true: object, deadline_s: float = 5.0) -> None:
     assert callable(is_true)
     async with asyncio.timeout(deadline_s):
@@ -152,6 +162,24 @@ async def test_sending_to_a_side_that_is_gone_ends_the_channel(ends: Ends) -> No
     ends.channel.send(1, Ping())
     assert len(ends.ended) == 1
     assert "pipe" in ends.ended[0].lower()
+
+
+async def test_channel_ends_when_a_descriptor_that_came_cannot_be_had(ends: Ends) -> None:
+    sender = sender_of(ends)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = fill_descriptors_below(used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+    try:
+        sender.send(1, order(1), 0)
+        await until(lambda: ends.ended)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for filler in fillers:
+            os.close(filler)
+    sender.close()
+    assert ends.ended == ["no descriptor is left for one that came"]
+    assert ends.got == []
 
 
 async def test_descriptor_that_nobody_took_is_closed_with_the_channel(ends: Ends) -> None:

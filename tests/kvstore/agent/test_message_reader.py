@@ -25,7 +25,12 @@ def raw(content: object, request_id: int = 1) -> bytes:
 
 
 def read_all(reader: MessageReader, data: bytes) -> list[tuple[int, m.Request]]:
-    return [(request_id, request) for request_id, _, request in reader.take(memoryview(data))]
+    reader.add(memoryview(data))
+    found = []
+    while (taken := reader.take()) is not None:
+        request_id, _, request = taken
+        found.append((request_id, request))
+    return found
 
 
 @given(cuts=st.lists(st.integers(1, 40), min_size=1), chosen=st.lists(st.sampled_from(MESSAGES)))

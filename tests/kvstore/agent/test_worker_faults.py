@@ -6,11 +6,12 @@ A fetch is held in its middle by nodes that stand still.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -262,6 +263,39 @@ async def test_stopped_worker_is_replaced_also_when_it_has_no_job(
     assert worker["pid"] != pid
     assert worker["restarts"] == 1
     assert not is_running(pid)
+
+
+class AtKill(logging.Handler):
+    """Calls something at the moment in which a worker is killed."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._call = call
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "it is killed" in record.getMessage():
+            self._call()
+
+
+async def test_job_that_comes_while_its_worker_is_being_killed_waits_for_the_next_one(
+    stored: SectionedBlocks, arena: Arena, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_slot, "TICK_S", 0.1)
+    run = arena.run(stored)
+    tasks: list[asyncio.Task[FetchEnded]] = []
+    at_kill = AtKill(
+        lambda: tasks.append(asyncio.create_task(pool.fetch(run.fetch_job(), run.eventfd)))
+    )
+    worker_slot.log.addHandler(at_kill)
+    try:
+        os.kill(workers_of(pool)[0]["pid"], signal.SIGSTOP)
+        async with asyncio.timeout(10):
+            while not tasks:
+                await asyncio.sleep(0.05)
+            assert (await tasks[0]).blocks == stored.count
+    finally:
+        worker_slot.log.removeHandler(at_kill)
+    assert pool.describe()["fetch"]["lost"] == 0
 
 
 async def test_agent_that_was_stopped_itself_does_not_replace_its_workers(

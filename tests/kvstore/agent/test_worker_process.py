@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -16,10 +17,23 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.agent.jobs import Finish, Ping, Pong, Started, StartFailed, pack, report_decoder
+from kvstore.agent.jobs import (
+    FetchPiece,
+    Finish,
+    NamespaceSpec,
+    Ping,
+    Pong,
+    Started,
+    StartFailed,
+    WorkerKind,
+    WorkerUsage,
+    pack,
+    report_decoder,
+)
+from kvstore.agent.worker_process import WorkerCommand, WorkerProcess
 from kvstore.agent_messages import HEAD
 from kvstore.arena.region import ArenaRegion
-from tests.kvstore.agent.arena_runs import is_running
+from tests.kvstore.agent.arena_runs import SectionedBlocks, is_running
 from tests.kvstore.node.node_process import write_map
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,6 +97,30 @@ def raw_worker(cluster_path: Path) -> Iterator[RawWorker]:
             process.kill()
 
 
+def started(told: list[object], code: str) -> WorkerProcess:
+    """A process of Python code in place of a worker, with the channel as `s`; `told` gets its
+    messages, and how it ended."""
+
+    class OtherCommand(WorkerCommand):
+        def words(self, channel: int) -> list[str]:
+            begin = "import os, socket, sys; from kvstore.agent.jobs import *"
+            begin += f"; s = socket.socket(fileno={channel})"
+            return [sys.executable, "-c", f"{begin}\n{code}"]
+
+    arena = ArenaRegion.create(1 << 20)
+    try:
+        return WorkerProcess(
+            OtherCommand(
+                kind=WorkerKind.FETCH, cluster_path=ROOT, arena=arena, niceness=0, is_log_json=False
+            ),
+            loop=asyncio.get_running_loop(),
+            on_message=lambda _, message: told.append(message),
+            on_end=told.append,
+        )
+    finally:
+        os.close(arena)
+
+
 def wait_until(is_true: Callable[[], bool], deadline_s: float) -> bool:
     due_s = time.monotonic() + deadline_s
     while not is_true() and time.monotonic() < due_s:
@@ -129,6 +167,44 @@ def test_worker_ends_when_it_is_sent_something_else(tmp_path: Path) -> None:
         assert worker.receive() == (0, Started())
         worker.channel.sendall(HEAD.pack(3, 1) + b"???")
         assert worker.process.wait(5.0) == 0
+
+
+def test_worker_ends_by_its_fault_when_a_job_comes_without_its_descriptor(tmp_path: Path) -> None:
+    with raw_worker(write_map(tmp_path)) as worker:
+        assert worker.receive() == (0, Started())
+        blocks = SectionedBlocks(1, seed=1)
+        piece = FetchPiece(
+            namespace=NamespaceSpec.of(blocks.namespace),
+            keys=blocks.keys[0],
+            first_block=0,
+            run_offset=0,
+            run_blocks=1,
+            place=0,
+            piece=0,
+            is_by_layer=False,
+            deadline_s=60.0,
+        )
+        worker.channel.sendall(pack(1, piece))
+        assert worker.process.wait(5.0) == 1
+
+
+async def test_end_of_a_worker_is_told_when_nobody_listened_to_its_last_words() -> None:
+    told: list[object] = []
+    worker = started(told, "s.sendall(pack(0, Started()) + pack(1, Pong(usage=WorkerUsage())))")
+    # As when the agent is stopped, or busy.
+    assert wait_until(lambda: not is_running(worker.pid), DEADLINE_S)
+    async with asyncio.timeout(DEADLINE_S):
+        await worker.wait()
+    assert told == [Started(), Pong(usage=WorkerUsage()), "exit code 0"]
+    worker.kill()
+
+
+async def test_end_by_a_signal_without_a_name_is_told() -> None:
+    told: list[object] = []
+    worker = started(told, "os.kill(os.getpid(), 40)")
+    async with asyncio.timeout(DEADLINE_S):
+        await worker.wait()
+    assert told == ["killed by signal 40"]
 
 
 def test_worker_ends_on_sigterm_and_not_on_sigint(tmp_path: Path) -> None:

@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.arena.progress import ProgressReader, ProgressWriter, begin_table, clear_table
+from kvstore.arena.progress import (
+    ProgressReader,
+    ProgressWriter,
+    begin_table,
+    clear_table,
+    has_table,
+)
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RUN_PIECES_MAX, RunLayout
 from kvstore.errors import StoreError
@@ -115,6 +121,19 @@ def test_what_is_no_table_is_not_read(at: int, value: int) -> None:
     run.memory.view[at : at + 4] = struct.pack("<I", value)
     with pytest.raises(StoreError, match="no progress table of 4 sections"):
         ProgressReader(run.memory)
+
+
+def test_a_head_that_is_half_written_is_no_table_yet() -> None:
+    run = PlainRun(V41_FLASH, 10)
+    begin_table(run.memory, [(0, 10)])
+    whole = bytes(run.memory.view[:64])
+    clear_table(run.memory)
+    for end in range(4, 64):
+        run.memory.view[4:end] = whole[4:end]
+        assert not has_table(run.memory)
+    run.memory.view[:4] = whole[:4]
+    assert has_table(run.memory)
+    ProgressReader(run.memory)
 
 
 def test_a_table_that_was_cleared_is_none_and_begins_anew() -> None:

@@ -1,4 +1,4 @@
-"""A peer that the test plays and channels to it; a smaller cluster of real nodes."""
+"""A peer and an agent that the test plays, with their clients; a smaller cluster of real nodes."""
 
 import asyncio
 import socket
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import AgentClient
 from kvstore.client.channel import NodeChannel
 from kvstore.client.health import Breaker, NodeHealth
+from tests.kvstore.client.scripted_agent import ScriptedAgent
 from tests.kvstore.client.scripted_peer import CLUSTER, TARGET, Dial, ScriptedPeer
 
 
@@ -18,6 +20,22 @@ from tests.kvstore.client.scripted_peer import CLUSTER, TARGET, Dial, ScriptedPe
 def peer() -> Iterator[ScriptedPeer]:
     with ScriptedPeer() as it:
         yield it
+
+
+@pytest.fixture
+def agent() -> Iterator[ScriptedAgent]:
+    """An agent that the test plays."""
+    with ScriptedAgent() as it:
+        yield it
+
+
+@pytest.fixture
+async def client(agent: ScriptedAgent) -> AsyncIterator[AgentClient]:
+    """Its client."""
+    made = AgentClient(agent.path, name="test")
+    yield made
+    made.close()
+    await made.end_background()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from kvstore.client import (
     Section,
     StoreClient,
 )
-from kvstore.client.run_copy import choose_round_blocks
+from kvstore.client.run_copy import ROUND_BYTES_MAX, choose_round_blocks
 from kvstore.errors import AgentRefused, ClientClosed, InvalidArgument
 from kvstore.key import ImageSpan
 from kvstore.policy import plan_dense_hit, plan_hit
@@ -220,7 +220,7 @@ async def test_many_fetches_at_once_take_turns_for_runs(
 def test_rounds_are_equal_and_leave_room_for_others(count: int, arena_bytes: int) -> None:
     first = choose_round_blocks(LAYOUT, count, arena_bytes)
     assert 1 <= first <= min(count, 65_536)
-    assert first == 1 or first * LAYOUT.block_bytes <= arena_bytes // 4
+    assert first == 1 or first * LAYOUT.block_bytes <= min(arena_bytes // 4, ROUND_BYTES_MAX)
     done = 0
     rounds: list[int] = []
     while done < count and len(rounds) < 50:

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import resource
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,70 +14,25 @@ from kvstore.agent_messages import (
     HEAD,
     MESSAGE_BYTES_MAX,
     Done,
-    FetchEnded,
     LeaseRun,
     Match,
     Matched,
     Refused,
     ReleaseRun,
     RunLeased,
-    StoreEnded,
-    StoreRun,
     pack_message,
 )
-from kvstore.arena.progress import ProgressWriter, begin_table
-from kvstore.client import AgentClient, ArenaRun, FetchEnd
+from kvstore.client import AgentClient
 from kvstore.client import agent_session as session_module
 from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument
-from tests.kvstore.blocks import RandomBlocks
-from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent, ScriptedRun
-
-BLOCKS = RandomBlocks(3, block_bytes=2048, seed=11)
-NAMESPACE, KEYS = BLOCKS.namespace, BLOCKS.keys
-
-
-@pytest.fixture
-def agent() -> Iterator[ScriptedAgent]:
-    with ScriptedAgent() as it:
-        yield it
+from tests.kvstore.client.agent_meeting import KEYS, NAMESPACE, begin, meet, until
+from tests.kvstore.client.scripted_agent import ScriptedAgent
 
 
 @pytest.fixture
 def is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is believed after a tenth of a second beyond the deadline."""
     monkeypatch.setattr(session_module, "ANSWER_MARGIN_S", 0.1)
-
-
-@pytest.fixture
-async def client(agent: ScriptedAgent) -> AsyncIterator[AgentClient]:
-    made = AgentClient(agent.path, name="test")
-    yield made
-    made.close()
-    await made.end_background()
-
-
-async def meet(client: AgentClient, agent: ScriptedAgent) -> AgentEnd:
-    """The agent's end of a connection that is greeted."""
-    end = await agent.accept_and_greet()
-    await until(lambda: client.is_connected)
-    return end
-
-
-async def until(is_so: object) -> None:
-    assert callable(is_so)
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
-async def begin(client: AgentClient, end: AgentEnd, run: int = 5) -> tuple[ArenaRun, ScriptedRun]:
-    """A run of three blocks, on both sides."""
-    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
-    await end.open_namespace()
-    theirs = await end.lease(NAMESPACE.layout, run=run)
-    mine = await leasing
-    assert mine is not None
-    return mine, theirs
 
 
 async def test_answers_may_come_in_any_order(client: AgentClient, agent: ScriptedAgent) -> None:
@@ -214,11 +170,16 @@ async def test_agent_that_never_greets_is_given_up(
 async def test_agent_of_another_version_is_refused(
     client: AgentClient, agent: ScriptedAgent
 ) -> None:
+    def count_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("cachalot-arena")
+
+    before = count_mappings()
     end = await agent.accept()
     await end.greet(version=99)
     await client.wait_for_first_attempt()
     with pytest.raises(AgentRefused, match="speaks version 99, expected 1"):
         await client.match(NAMESPACE, KEYS)
+    assert count_mappings() == before
 
 
 @pytest.mark.parametrize(
@@ -302,6 +263,72 @@ async def test_run_that_nobody_waits_for_any_more_is_given_back(
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
+async def test_run_that_came_at_the_moment_of_the_cancellation_is_given_back(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    """The answer had been read, but whoever waited for it had not had its turn: run and descriptor
+    were lost until the session's end."""
+    end = await meet(client, agent)
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    request_id, _ = await end.read(LeaseRun)
+    eventfd = os.eventfd(0)
+    before = len(os.listdir("/proc/self/fd"))
+    await end.answer(request_id, RunLeased(9, 0, 3), [eventfd])
+    session = client._link.connection.session
+    while session.waiting:
+        await asyncio.sleep(0)
+    assert not leasing.done()
+    leasing.cancel()
+    assert isinstance((await asyncio.gather(leasing, return_exceptions=True))[0], BaseException)
+    assert leasing.cancelled()
+    _, released = await end.read(ReleaseRun)
+    os.close(eventfd)
+    assert released.run == 9
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+async def test_descriptors_that_nobody_asked_for_end_the_connection(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    asked = asyncio.create_task(client.match(NAMESPACE, KEYS))
+    await end.open_namespace()
+    request_id, _ = await end.read(Match)
+    eventfd = os.eventfd(0)
+    before = len(os.listdir("/proc/self/fd"))
+    await end.answer(request_id, Matched(3), [eventfd, eventfd])
+    with pytest.raises(AgentUnreachable, match="more descriptors than were asked for"):
+        await asked
+    assert len(os.listdir("/proc/self/fd")) == before - 2, "socket and arena are gone"
+    os.close(eventfd)
+
+
+async def test_client_connects_when_the_process_has_descriptors_again(
+    agent: ScriptedAgent,
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        client = AgentClient(agent.path)
+        await client.wait_for_first_attempt()
+        with pytest.raises(AgentUnreachable, match="Too many open files"):
+            await client.match(NAMESPACE, KEYS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await meet(client, agent)
+    client.close()
+    await client.end_background()
+
+
+@pytest.mark.parametrize("name", ["n" * 129, 7])
+async def test_name_that_no_agent_takes_is_a_mistake_of_the_caller(
+    agent: ScriptedAgent, name: str
+) -> None:
+    with pytest.raises(InvalidArgument, match="name: given"):
+        AgentClient(agent.path, name=name)
+
+
 async def test_run_without_its_descriptor_ends_the_connection(
     client: AgentClient, agent: ScriptedAgent
 ) -> None:
@@ -314,18 +341,24 @@ async def test_run_without_its_descriptor_ends_the_connection(
         await leasing
 
 
-async def test_run_outside_the_arena_ends_the_connection(
-    client: AgentClient, agent: ScriptedAgent
+@pytest.mark.parametrize(
+    ("offset", "blocks", "message"),
+    [(1 << 40, 3, "leased no run: run: given"), (0, 4, "leased no run: leased blocks: given 4")],
+)
+async def test_run_that_cannot_be_the_one_asked_for_ends_the_connection(
+    client: AgentClient, agent: ScriptedAgent, offset: int, blocks: int, message: str
 ) -> None:
     end = await meet(client, agent)
     leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
     await end.open_namespace()
     request_id, _ = await end.read(LeaseRun)
     eventfd = os.eventfd(0)
-    await end.answer(request_id, RunLeased(9, 1 << 40, 3), [eventfd])
-    os.close(eventfd)
-    with pytest.raises(AgentUnreachable, match="leased no run: run: given"):
+    before = len(os.listdir("/proc/self/fd"))
+    await end.answer(request_id, RunLeased(9, offset, blocks), [eventfd])
+    with pytest.raises(AgentUnreachable, match=message):
         await leasing
+    assert len(os.listdir("/proc/self/fd")) == before - 2, "socket and arena are gone"
+    os.close(eventfd)
 
 
 async def test_agent_without_an_arena_leases_nothing(
@@ -352,144 +385,3 @@ async def test_session_leaves_no_descriptor_when_it_ends(agent: ScriptedAgent) -
         await client.end_background()
         end.close()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-# Runs ---------------------------------------------------------------------------------------------
-
-
-async def test_nothing_is_ready_before_the_agent_has_begun_whatever_the_memory_holds(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, theirs = await begin(client, end)
-    begin_table(theirs.memory, [(0, 3)])
-    ProgressWriter(theirs.memory, 0).set_ready(0, 3)
-    assert (run.ready_blocks(0), run.is_ended) == (0, True)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
-    assert (run.ready_blocks(0), run.is_ended) == (0, False)
-    assert await run.until_ready(0, 1, 0.01) == 0
-    assert not fetch.is_done
-
-
-async def test_sections_are_ready_as_the_table_says(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, theirs = await begin(client, end)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
-    request_id, request = await end.begin_fetch()
-    assert (request.run, request.first_block, request.is_by_layer) == (5, 0, True)
-    begin_table(theirs.memory, [(0, 3)])
-    writer = ProgressWriter(theirs.memory, 0)
-    in_loop = asyncio.create_task(run.until_ready(0, 2, 5))
-    in_thread = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 2, 5))
-    await asyncio.sleep(0.02)
-    writer.set_ready(0, 1)
-    theirs.ring()
-    await asyncio.sleep(0.02)
-    assert not in_loop.done()
-    writer.set_ready(0, 2)
-    theirs.ring()
-    # Two who wait at once may take each other's event; each looks again at the next.
-    await asyncio.sleep(0.02)
-    theirs.ring()
-    theirs.ring()
-    assert await in_loop == 2
-    theirs.ring()
-    assert await in_thread == 2
-    await end.answer(request_id, FetchEnded(2, FetchEnd.TOO_FEW_SHARDS.value))
-    result = await fetch
-    assert (result.blocks, result.ended) == (2, FetchEnd.TOO_FEW_SHARDS)
-    assert run.is_ended
-    assert await run.until_ready(0, 3, 5) == 2
-    assert run.wait_ready(0, 3, 5) == 2
-
-
-async def test_end_of_a_fetch_wakes_who_waits_although_no_worker_wrote_it(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, _ = await begin(client, end)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
-    request_id, _ = await end.begin_fetch()
-    waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
-    await asyncio.sleep(0.02)
-    await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
-    async with asyncio.timeout(1):
-        assert await waiting == 0
-        assert await asyncio.to_thread(fetch.join) == await fetch
-
-
-async def test_released_and_handed_over_runs_are_not_to_be_used(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, _ = await begin(client, end)
-    run.release()
-    run.release()
-    assert (await end.read(ReleaseRun))[1].run == 5
-    with pytest.raises(InvalidArgument, match="run: given released, expected a leased run"):
-        run.section(0)
-    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
-    await end.lease(NAMESPACE.layout, run=6)
-    other = await leasing
-    assert other is not None
-    save = await client.save_run(NAMESPACE, KEYS, other)
-    with pytest.raises(InvalidArgument, match="handed over"):
-        other.part(0, 0)
-    other.release()
-    request_id, request = await end.read(StoreRun)
-    assert request.run == 6
-    await end.answer(request_id, StoreEnded(stored=1, failed=1, dropped=1))
-    result = await save
-    assert (result.stored, result.failed) == (1, 2)
-
-
-async def test_run_that_the_agent_does_not_want_to_save_is_given_back(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, _ = await begin(client, end)
-    save = await client.save_run(NAMESPACE, KEYS, run)
-    request_id, _ = await end.read(StoreRun)
-    await end.answer(request_id, Refused(what="it has no role store", is_mistake=False))
-    with pytest.raises(AgentRefused):
-        await save
-    assert (await end.read(ReleaseRun))[1].run == 5
-
-
-async def test_release_wakes_the_thread_that_waits(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, _ = await begin(client, end)
-    await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
-    waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
-    await asyncio.sleep(0.02)
-    await asyncio.to_thread(run.release)
-    async with asyncio.timeout(1):
-        with pytest.raises(InvalidArgument, match="released"):
-            await waiting
-
-
-async def test_runs_of_other_layouts_and_sizes_are_refused(
-    client: AgentClient, agent: ScriptedAgent
-) -> None:
-    end = await meet(client, agent)
-    run, _ = await begin(client, end)
-    longer = RandomBlocks(4, block_bytes=2048, seed=12)
-    other = RandomBlocks(1, block_bytes=4096, seed=13)
-    for namespace, keys, message in (
-        (longer.namespace, longer.keys, "given 3 blocks, expected at least the 4"),
-        (other.namespace, other.keys, "another layout"),
-    ):
-        with pytest.raises(InvalidArgument, match=message):
-            await client.fetch_run(namespace, keys, run)
-        with pytest.raises(InvalidArgument, match=message):
-            await client.save_run(namespace, keys, run)
-    await client.fetch_run(NAMESPACE, KEYS, run)
-    for call in (client.fetch_run, client.save_run):
-        with pytest.raises(InvalidArgument, match="expected no fetch that runs"):
-            await call(NAMESPACE, KEYS, run)
-    with pytest.raises(InvalidArgument, match="block: given 3, expected 0 to 2"):
-        run.part(0, 3)

@@ -20,7 +20,18 @@ import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import AgentClient, ArenaRun, BlockLayout, FetchEnd, Section, StoreClient
+from kvstore.client import (
+    AgentClient,
+    ArenaRun,
+    BlockLayout,
+    FetchEnd,
+    FetchResult,
+    SaveResult,
+    Section,
+    StoreClient,
+    agent_runs,
+    agent_session,
+)
 from kvstore.errors import AgentUnreachable
 from tests.kvstore.agent.agent_process import ROOT, AgentProcess, short_folder
 from tests.kvstore.blocks import RandomBlocks
@@ -31,8 +42,8 @@ WINDOW = BlockLayout((Section("w", 5_000),))
 COUNT = 64
 AT_ONCE_S = 0.7
 """Far below any deadline here."""
-MARGIN_S = 1.0
-"""What a client gives its agent beyond a deadline."""
+MARGIN_S = 0.2
+"""What a client gives its agent beyond a deadline, where a test waits for that."""
 SLACK_S = 1.0
 
 
@@ -97,7 +108,7 @@ async def fetch(client: AgentClient, blocks: RandomBlocks, deadline_s: float) ->
 
 
 async def fetch_run(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
-    with await lease(client, blocks) as run:
+    with await lease(client, blocks, deadline_s) as run:
         return await (
             await client.fetch_run(blocks.namespace, blocks.keys, run, deadline_s=deadline_s)
         )
@@ -107,7 +118,7 @@ async def wait_for_a_section(
     client: AgentClient, blocks: RandomBlocks, deadline_s: float
 ) -> object:
     """By a thread, as an engine does."""
-    with await lease(client, blocks) as run:
+    with await lease(client, blocks, deadline_s) as run:
         fetch = await client.fetch_run(blocks.namespace, blocks.keys, run, deadline_s=deadline_s)
         # The worker that dies with its agent may still say that nothing more comes.
         assert await asyncio.to_thread(run.wait_ready, 0, COUNT, deadline_s + 5) == 0
@@ -121,7 +132,7 @@ async def save(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> 
 
 
 async def save_run(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -> object:
-    run = await lease(client, blocks)
+    run = await lease(client, blocks, deadline_s)
     return await (
         await client.save_run(blocks.namespace, new_keys(blocks), run, deadline_s=deadline_s)
     )
@@ -136,8 +147,8 @@ async def lookup(client: AgentClient, blocks: RandomBlocks, deadline_s: float) -
     return await client.lookup(blocks.namespace, blocks.keys, deadline_s=deadline_s)
 
 
-async def lease(client: AgentClient, blocks: RandomBlocks) -> ArenaRun:
-    run = await client.lease_run(blocks.namespace, COUNT)
+async def lease(client: AgentClient, blocks: RandomBlocks, deadline_s: float = 1.0) -> ArenaRun:
+    run = await client.lease_run(blocks.namespace, COUNT, deadline_s=deadline_s)
     assert run is not None
     assert run.blocks == COUNT
     return run
@@ -159,6 +170,11 @@ STALLING: list[Operation] = [
 """What waits for storage nodes, in the agent or its workers."""
 QUICK: list[Operation] = [fetch_window, lookup]
 """What an agent answers by itself: only one that stands still keeps its engine waiting."""
+
+
+def stored_of(result: object) -> int:
+    assert isinstance(result, SaveResult)
+    return result.stored
 
 
 async def fail(operation: Awaitable[object], within_s: float) -> float:
@@ -218,11 +234,15 @@ async def test_agent_that_stands_still_is_given_up_a_moment_after_the_deadline(
     client: AgentClient,
     blocks: RandomBlocks,
     operation: Operation,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await client.open_namespace(blocks.namespace, window_layout=WINDOW)
     agent.process.send_signal(signal.SIGSTOP)
     try:
-        await fail(operation(client, blocks, 0.3), 1.0 + MARGIN_S + SLACK_S)
+        with monkeypatch.context() as patch:
+            patch.setattr(agent_session, "ANSWER_MARGIN_S", MARGIN_S)
+            took_s = await fail(operation(client, blocks, 0.3), 0.3 + MARGIN_S + SLACK_S)
+        assert took_s > MARGIN_S, "it was silence that failed it"
         # Nobody waits for it again until it answers.
         await fail(operation(client, blocks, 5.0), AT_ONCE_S)
     finally:
@@ -271,6 +291,60 @@ async def test_descriptors_and_mappings_do_not_grow_with_agents_that_die(
         await live_and_die()
     await until_connected(client)
     assert (count_descriptors(), count_mappings()) == before
+
+
+@pytest.mark.parametrize("operation", [fetch_run, fetch, save_run, save])
+async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
+    cluster: LocalCluster,
+    agent: AgentProcess,
+    client: AgentClient,
+    blocks: RandomBlocks,
+    operation: Operation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await client.open_namespace(blocks.namespace)
+    monkeypatch.setattr(agent_runs, "WORKER_END_S", 0.3)
+    with stalled(cluster), monkeypatch.context() as patch:
+        patch.setattr(agent_session, "ANSWER_MARGIN_S", MARGIN_S)
+        waiting = asyncio.create_task(operation(client, blocks, 1.0))
+        await asyncio.sleep(0.2)
+        agent.process.send_signal(signal.SIGSTOP)
+        try:
+            if operation in (fetch, save):
+                async with asyncio.timeout(1.0 + SLACK_S):
+                    result = await waiting
+                found = result.blocks if isinstance(result, FetchResult) else stored_of(result)
+                assert found == 0
+            else:
+                await fail(waiting, 1.0 + 0.3 + MARGIN_S + SLACK_S)
+        finally:
+            agent.process.send_signal(signal.SIGCONT)
+    await check_all_is_well(client, blocks)
+
+
+@pytest.mark.parametrize("operation", [fetch_run, fetch, save_run, save])
+async def test_worker_that_stands_still_costs_its_job_and_not_the_session(
+    agent: AgentProcess, client: AgentClient, blocks: RandomBlocks, operation: Operation
+) -> None:
+    """The agent takes two seconds beyond the deadline to be rid of it: the client took that for an
+    agent that stands still, and lost all its runs."""
+    other_run = await lease(client, blocks)
+    kind = "store" if operation in (save, save_run) else "fetch"
+    (worker,) = (await client.status())[kind]["workers"]
+    os.kill(worker["pid"], signal.SIGSTOP)
+    begun_at_s = time.monotonic()
+    result = await operation(client, blocks, 0.3)
+    took_s = time.monotonic() - begun_at_s
+    if isinstance(result, FetchResult):
+        assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
+    else:
+        assert stored_of(result) == 0
+    if operation in (fetch, save):
+        assert took_s < 0.3 + SLACK_S, "buffers are not waited for"
+    assert client.is_connected
+    other_run.section(0)
+    other_run.release()
+    await check_all_is_well(client, blocks)
 
 
 # Window state of another host ---------------------------------------------------------------------

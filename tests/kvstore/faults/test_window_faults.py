@@ -13,6 +13,7 @@ from contextlib import ExitStack, asynccontextmanager
 import pytest
 
 from kvstore.window.announcer import LOOKUP_S_MAX
+from kvstore.window.directory_host import HOST_SILENT_S
 from kvstore.window.messages import AnnouncedItem, Announcement
 from kvstore.window.partition import choose_entrypoint
 from tests.kvstore.window.host_process import HostProcess, host_process, start_host
@@ -72,9 +73,9 @@ async def test_fetch_is_a_miss_at_once_when_the_other_host_is_killed() -> None:
             assert not is_found
             assert took_s < 0.5
         # Nobody spoke for it: all its entries are forgotten.
-        await wait_until(
-            lambda: reader.directory is not None and reader.directory.silent_hosts == 1
-        )
+        await reader.fleet.leap(HOST_SILENT_S)
+        assert reader.directory is not None
+        assert reader.directory.silent_hosts == 1
         assert await reader.lookup(*RECORDS) == [None] * len(RECORDS)
 
 
@@ -99,7 +100,8 @@ async def test_host_that_stood_still_for_long_tells_its_records_again() -> None:
         directory = reader.directory
         assert directory is not None
         maker.kill(signal.SIGSTOP)
-        await wait_until(lambda: directory.silent_hosts == 1)
+        await reader.fleet.leap(HOST_SILENT_S)
+        assert directory.silent_hosts == 1
         assert await reader.lookup(1, 2) == [None, None]
         maker.kill(signal.SIGCONT)
         await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
@@ -276,6 +278,11 @@ async def maker_and_reader() -> AsyncIterator[tuple[Host, Host, Entrypoints]]:
             yield maker, reader, entrypoints
 
 
+def alive(host: Host) -> list[str]:
+    """The entrypoints that answer, as the host sees it."""
+    return [one["name"] for one in host.service.describe()["entrypoints"] if one["is_alive"]]
+
+
 async def check_only_the_share_is_lost(reader: Host) -> None:
     """All but the share of e2 is found; a lookup may be late on a busy machine."""
     await wait_until_found(reader, KEPT, 1.5)
@@ -319,7 +326,7 @@ async def test_lookup_is_held_up_once_by_an_entrypoint_that_stands_still() -> No
         await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
         # Its share comes home when it goes on; nobody had to do anything.
         entrypoints.processes[1].kill(signal.SIGCONT)
-        await asyncio.sleep(1.5)
+        await wait_until(lambda: alive(reader) == NAMES)
         await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
         assert await asyncio.to_thread(entrypoints.processes[1].tell, "entries") == len(LOST)
 
@@ -334,7 +341,7 @@ async def test_hosts_go_on_when_all_entrypoints_are_killed_and_come_back() -> No
         assert await reader.fetch(1) is None
         assert await maker.fetch(1) == bytes_of(1)
         assert time.monotonic() - begun_s < 0.5
-        await asyncio.sleep(2.5)
+        await wait_until(lambda: alive(maker) == [])
         assert maker.service.put(key_of(500), NAMESPACE, BIG_LAYOUT, bytes(16 << 20))
         await asyncio.to_thread(entrypoints.restart, 0, 1, 2)
         await wait_until_found(reader, [*RECORDS, 500], COMES_BACK_WITHIN_S)

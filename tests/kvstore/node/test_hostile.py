@@ -81,7 +81,7 @@ HUGE = 0xFFFF_FFFF_FFFF_FFFF
 BAD_STREAMS = {
     "nothing but zeros": bytes(200),
     "another protocol": b"GET / HTTP/1.1\r\nHost: node\r\n\r\n" + bytes(100),
-    "another version": pack_header(version=3),
+    "another version": pack_header(version=wire.VERSION + 1),
     "wrong header checksum": pack_header()[:-1] + b"\0",
     "unknown operation": pack_header(op=0),
     "operation of the future": pack_header(op=200),

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.errors import NodeError, NodeUnreachable
-from kvstore.window.announcer import Announcer, Place, plan_moves
+from kvstore.errors import DeadlineExceeded, NodeError, NodeUnreachable
+from kvstore.window.announcer import LOOKUP_S_MAX, TICK_S, Announcer, Place
 from kvstore.window.directory import DirectoryPart
 from kvstore.window.directory_host import DirectoryHost
 from kvstore.window.entrypoint_link import DEAD_AFTER_S, ITEMS_MAX, QUEUE_MAX, EntrypointLink
 from kvstore.window.messages import AnnounceAnswer, Announcement
 from kvstore.window.part_transport import OnAnswer, OnFailure, OwnPart
-from kvstore.window.partition import choose_entrypoint
+from kvstore.window.partition import choose_entrypoint, plan_moves
 from tests.kvstore.node.driven_node import SetClock
 from tests.kvstore.window.hosts import MovedClock, key_of, wait_until
 
@@ -139,12 +139,14 @@ def test_what_waits_for_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 @dataclass
 class Line:
-    """A part of this process behind a line: `is_cut` refuses, `is_silent` swallows."""
+    """A part of this process behind a line: `is_cut` refuses, `is_silent` swallows, and what takes
+    `delay_s` is late for who does not wait so long."""
 
     part: OwnPart
     directory: DirectoryHost
     is_cut: bool = False
     is_silent: bool = False
+    delay_s: float = 0.0
     said: list[Announcement] = field(default_factory=list)
 
     def announce(self, said: Announcement, on_answer: OnAnswer, on_failure: OnFailure) -> None:
@@ -156,6 +158,8 @@ class Line:
             self.part.announce(said, on_answer, on_failure)
 
     async def look_up(self, keys: Sequence[bytes], deadline_s: float) -> list[str | None]:
+        if self.delay_s > deadline_s:
+            raise DeadlineExceeded("e", "the line is slow")
         if self.is_cut or self.is_silent:
             raise NodeUnreachable("e", "the line is cut")
         return await self.part.look_up(keys, deadline_s)
@@ -219,8 +223,8 @@ class Scene:
     def entries(self) -> int:
         return sum(line.directory.entries for line in self.lines.values())
 
-    async def found(self, *numbers: int) -> list[int]:
-        hosts = await self.announcer.look_up([key_of(number) for number in numbers], 1.0)
+    async def found(self, *numbers: int, deadline_s: float = 1.0) -> list[int]:
+        hosts = await self.announcer.look_up([key_of(number) for number in numbers], deadline_s)
         return [number for number, host in zip(numbers, hosts, strict=True) if host is not None]
 
 
@@ -293,6 +297,32 @@ async def test_share_of_a_silent_entrypoint_moves_to_the_others(scene: Scene) ->
     )
     assert await scene.found(*range(60)) == list(range(60))
     assert [row["is_alive"] for row in scene.announcer.describe()] == [True, False, True]
+
+
+async def test_entrypoints_are_not_blamed_when_this_process_stood_still(scene: Scene) -> None:
+    await asyncio.sleep(0.1)
+    for line in scene.lines.values():
+        line.is_silent = True
+        line.said.clear()
+    await wait_until(lambda: all(line.said for line in scene.lines.values()))
+    scene.clock.ahead_s += 30.0  # each has an announcement under way
+    await asyncio.sleep(2 * TICK_S)
+    assert all(row["is_alive"] for row in scene.announcer.describe())
+
+
+@pytest.mark.parametrize("is_hasty", [True, False])
+async def test_only_who_waited_long_enough_suspects_an_entrypoint(
+    scene: Scene, is_hasty: bool
+) -> None:
+    scene.put(*range(60))
+    await wait_until(lambda: scene.entries() == 60)
+    for line in scene.lines.values():
+        line.is_silent, line.delay_s = True, 2 * LOOKUP_S_MAX
+    assert await scene.found(*range(60), deadline_s=LOOKUP_S_MAX / (2 if is_hasty else 1)) == []
+    for line in scene.lines.values():
+        line.is_silent, line.delay_s = False, 0.0
+    # A suspect is not asked before it has answered something.
+    assert await scene.found(*range(60)) == (list(range(60)) if is_hasty else [])
 
 
 async def test_other_hosts_entry_is_withdrawn_where_it_is_kept(scene: Scene) -> None:

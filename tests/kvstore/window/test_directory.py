@@ -234,6 +234,10 @@ def test_entry_that_expires_next_goes_when_all_is_full(clock: Clock) -> None:
     assert [bool(hosts_of(part, number)) for number in (1, 2, 3, 4)] == [True, False, True, True]
     announce(part, "b:1", 4)
     assert (len(part), part.counters.crowded_out) == (3, 1)
+    # One that has expired already goes for no want of room.
+    clock.now_s += 60.5
+    announce(part, "b:1", 5)
+    assert (len(part), part.counters.crowded_out, part.counters.expired) == (3, 1, 1)
 
 
 def test_host_lives_through_an_announcement_that_crowds_out_its_only_entry(clock: Clock) -> None:

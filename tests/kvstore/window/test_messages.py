@@ -39,7 +39,12 @@ ITEMS = st.one_of(
 
 @given(
     said=st.builds(
-        Announcement, HOSTS, st.integers(1, 2**64 - 1), U32, st.booleans(), st.lists(ITEMS)
+        Announcement,
+        HOSTS,
+        st.integers(1, 2**64 - 1),
+        U32,
+        st.booleans(),
+        st.lists(ITEMS, unique_by=lambda item: item.key),
     )
 )
 def test_announcement_is_parsed_into_what_it_was_packed_from(said: Announcement) -> None:
@@ -57,6 +62,13 @@ def test_announcement_of_random_bytes_is_refused_or_obeys_the_rules(body: bytes)
         return
     assert is_host(said.host)
     assert all(item.ttl_ms <= TTL_MS_MAX for item in said.items)
+
+
+def test_announcement_is_refused_when_a_key_stands_in_it_twice() -> None:
+    items = [AnnouncedItem(bytes([n]) * 32, 20_000, 1_000) for n in (1, 2, 1)]
+    body = pack_announcement(Announcement("10.0.0.1:1", 1, 2, items=items))
+    with pytest.raises(InvalidArgument, match="announced keys"):
+        parse_announcement(body, 3)
 
 
 @given(answer=st.builds(AnnounceAnswer, U64, U32, U32, st.booleans()))

@@ -390,6 +390,30 @@ async def test_peer_that_floods_does_not_hold_up_others(host: Host) -> None:
         await flooding
 
 
+async def test_others_have_their_turn_between_the_announcements_of_one_peer(host: Host) -> None:
+    items = [AnnouncedItem(key_of(n), 20_000, 60_000) for n in range(1024)]
+    said = Announcement(OTHER_HOST, 77, 1024, items=items)
+
+    def flood() -> None:
+        with client_of(host) as client:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            body = pack_announcement(said)
+            frames = [client.frame(Op.ANNOUNCE, body=body, count=1024) for _ in range(40)]
+            client.send(b"".join(frames))
+            for _ in frames:
+                client.receive_answer()
+
+    counters = host.server.counters
+    flooding = asyncio.create_task(blocking(flood))
+    most, before = 0, counters.requests
+    while not flooding.done():
+        await asyncio.sleep(0)
+        most, before = max(most, counters.requests - before), counters.requests
+    await flooding
+    assert counters.requests > 40
+    assert most == 1, "requests that were answered in one turn"
+
+
 async def prove_unharmed(host: Host) -> None:
     def ask() -> None:
         with client_of(host) as client:

@@ -12,7 +12,7 @@ const POLL_AFTER_FAILURE_S_MAX = 30;
 const REQUEST_DEADLINE_S = 8;
 const WINDOWS = [["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
 const SOURCES = { status: "api/status", workers: "api/workers", nodes: "api/nodes",
-  agents: "api/agents",  policy: "api/policy", history: "api/history", events: "api/events" };
+  agents: "api/agents", policy: "api/policy", history: "api/history", events: "api/events" };
 
 const $ = (id) => document.getElementById(id);
 

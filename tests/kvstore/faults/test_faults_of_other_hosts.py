@@ -1,0 +1,211 @@
+"""An engine that works on while the agent of another host, an entrypoint too, dies or stands still.
+
+Matches, fetches, saves and window fetches go on and on over the moment of the fault. Blocks are as
+they always were; only window state that lay over there may be missing, and nothing takes long.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import AgentClient, BlockLayout, Section, StoreClient
+from kvstore.errors import AgentUnreachable
+from kvstore.window.announcer import LOOKUP_S_MAX
+from kvstore.window.partition import choose_entrypoint
+from tests.kvstore.blocks import RandomBlocks
+
+LAYOUT = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
+WINDOW = BlockLayout((Section("w", 50_000),))
+COUNT = 16
+PROMPT_TOKENS = COUNT * 128 + 134
+"""So that the border of the hit is the end of the last block."""
+DEADLINE_S = 0.4
+SLACK_S = 0.8
+HOME, OTHER = "a01", "a02"
+BACK_WITHIN_S = 10.0
+NOTICED_AFTER_S = 2.5
+"""By then everybody has found out who is gone."""
+RECORD = bytes(range(250)) * 200
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Three nodes and three agents, each of which is an entrypoint."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
+    try:
+        with LocalCluster.start(
+            folder / "c", nodes=3, k=2, m=1, target_size_bytes=64 << 20, agents=3
+        ) as it:
+            yield it
+    finally:
+        shutil.rmtree(folder)
+
+
+class Engine:
+    """One on the home host. Every method returns seconds, and checks what came."""
+
+    def __init__(self, client: AgentClient, blocks: RandomBlocks) -> None:
+        self.client = client
+        self._blocks = blocks
+        self._rng = np.random.default_rng(5)
+
+    async def match(self) -> float:
+        begun_s = time.monotonic()
+        found = await self.client.match(self._blocks.namespace, prompt(), deadline_s=DEADLINE_S)
+        assert found.matched_blocks == COUNT
+        hit = found.hit_tokens, found.replay_tokens, found.window_anchor
+        assert hit in (
+            (COUNT * 128, 0, COUNT * 128),
+            ((COUNT - 1) * 128, 128, None),
+        )
+        return time.monotonic() - begun_s
+
+    async def fetch(self) -> float:
+        target = self._blocks.empty_target()
+        begun_s = time.monotonic()
+        found = await self.client.fetch(
+            self._blocks.namespace, self._blocks.keys, target.blocks, deadline_s=5.0
+        )
+        assert found.blocks == COUNT
+        assert np.array_equal(target.area, self._blocks.area)
+        return time.monotonic() - begun_s
+
+    async def save(self) -> float:
+        tokens = self._rng.integers(0, 1 << 16, COUNT * 128, dtype=np.int32)
+        keys = self._blocks.namespace.block_keys(tokens)
+        begun_s = time.monotonic()
+        saved = await self.client.save(
+            self._blocks.namespace, keys, self._blocks.sources, deadline_s=5.0
+        )
+        assert saved.stored == COUNT
+        return time.monotonic() - begun_s
+
+    async def fetch_window(self) -> float:
+        into = bytearray(WINDOW.block_bytes)
+        begun_s = time.monotonic()
+        found = await self.client.fetch_window(
+            self._blocks.namespace, self._blocks.keys[-1], into, deadline_s=DEADLINE_S
+        )
+        took_s = time.monotonic() - begun_s
+        assert not found.is_found or into == RECORD
+        return took_s
+
+    async def until_window_is_found(self) -> None:
+        async with asyncio.timeout(BACK_WITHIN_S):
+            while (await self._match_window()) is None:
+                await asyncio.sleep(0.05)
+
+    async def _match_window(self) -> int | None:
+        found = await self.client.match(self._blocks.namespace, prompt())
+        return found.window_anchor
+
+
+def prompt() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """The tokens of `RandomBlocks(COUNT, seed=3)`, and the beginning of a question."""
+    tokens = np.random.default_rng(3).integers(0, 1 << 16, COUNT * 128, dtype=np.int32)
+    return np.concatenate([tokens, np.zeros(PROMPT_TOKENS - len(tokens), np.int32)])
+
+
+@pytest.fixture
+async def engine(cluster: LocalCluster, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """Its blocks are stored, and their window state is in the memory of the other host."""
+    blocks = RandomBlocks(
+        COUNT,
+        block_bytes=LAYOUT.block_bytes,
+        layout=LAYOUT,
+        seed=3,
+        tenant=f"{os.getpid()}-{request.node.name}",
+    )
+    async with StoreClient.connect(cluster.cluster_path) as store:
+        assert (await store.save(blocks.namespace, blocks.keys, blocks.sources)).failed == 0
+    async with AgentClient.connect(cluster.agents.socket(OTHER)) as other:
+        await other.open_namespace(blocks.namespace, window_layout=WINDOW)
+        assert await other.put_window(blocks.namespace, blocks.keys[-1], RECORD)
+        async with AgentClient.connect(cluster.agents.socket(HOME)) as client:
+            await client.open_namespace(blocks.namespace, window_layout=WINDOW)
+            made = Engine(client, blocks)
+            await made.until_window_is_found()
+            yield made
+
+
+BOUND_S: dict[str, float] = {
+    "match": LOOKUP_S_MAX + SLACK_S,
+    "fetch": SLACK_S,
+    "save": SLACK_S,
+    "fetch_window": DEADLINE_S + SLACK_S,
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_engine_works_on_while_the_agent_of_another_host_is(
+    cluster: LocalCluster, engine: Engine, number: signal.Signals
+) -> None:
+    agents = cluster.agents
+    took_s: dict[str, list[float]] = {name: [] for name in BOUND_S}
+    is_over = False
+
+    async def work(name: str) -> None:
+        while not is_over:
+            took_s[name].append(await getattr(engine, name)())
+
+    async with asyncio.TaskGroup() as group:
+        for name in BOUND_S:
+            group.create_task(work(name))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(agents.kill, OTHER, number)
+        before = {name: len(times) for name, times in took_s.items()}
+        await asyncio.sleep(NOTICED_AFTER_S)
+        during = {name: len(times) for name, times in took_s.items()}
+        if number == signal.SIGSTOP:
+            agents.kill(OTHER, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(agents.start, OTHER)
+        is_over = True
+    for name, bound_s in BOUND_S.items():
+        assert 0 < before[name] < during[name], name
+        assert max(took_s[name]) < bound_s, name
+    if number == signal.SIGSTOP:
+        await engine.until_window_is_found()
+
+
+async def test_agent_that_is_killed_fails_a_window_fetch_from_another_host_at_once(
+    cluster: LocalCluster,
+) -> None:
+    """The other host stands still, so that the fetch is under way when the agent dies."""
+    namespace = RandomBlocks(1, block_bytes=LAYOUT.block_bytes, layout=LAYOUT, seed=3).namespace
+    # The directory has an entry of it, that the home host can read when the other one cannot.
+    names = [one.name for one in cluster.map.entrypoints]
+    keys = (number.to_bytes(32, "little") for number in range(1, 1000))
+    key = next(key for key in keys if choose_entrypoint(key, names) == HOME)
+    async with (
+        AgentClient.connect(cluster.agents.socket(OTHER)) as other,
+        AgentClient.connect(cluster.agents.socket(HOME)) as home,
+    ):
+        for client in (other, home):
+            await client.open_namespace(namespace, window_layout=WINDOW)
+        assert await other.put_window(namespace, key, RECORD)
+        into = bytearray(WINDOW.block_bytes)
+        async with asyncio.timeout(BACK_WITHIN_S):
+            while not (await home.fetch_window(namespace, key, into)).is_found:
+                await asyncio.sleep(0.05)
+        cluster.agents.kill(OTHER, signal.SIGSTOP)
+        waiting = asyncio.create_task(home.fetch_window(namespace, key, into, deadline_s=20.0))
+        await asyncio.sleep(0.2)
+        is_under_way = not waiting.done()
+        begun_s = time.monotonic()
+        await asyncio.to_thread(cluster.agents.kill, HOME)
+        with pytest.raises(AgentUnreachable):
+            await waiting
+        assert time.monotonic() - begun_s < SLACK_S
+        cluster.agents.kill(OTHER, signal.SIGCONT)
+        await asyncio.to_thread(cluster.agents.start, HOME)
+        assert is_under_way
