@@ -14,6 +14,7 @@ from typing import Any
 
 from ..arena.region import ArenaRegion
 from ..client.store_client import StoreClient
+from ..cluster.address import host_of, is_loopback
 from ..window.directory import DirectoryPart
 from ..window.directory_host import DirectoryHost
 from ..window.pool import WindowPool
@@ -113,13 +114,15 @@ class Agent:
             status=self.status,
             bounds=self._bounds,
         )
+        self._peers = self._make_peer_server()
         self._server: UnixServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Serves from the return on. What runs in the background runs in `group`."""
         place = self._place
-        loops = [self._policy.run(), self._make_peer_server().run()]
+        self._warn_of_loopback()
+        loops = [self._policy.run(), self._peers.run()]
         if self._workers is not None:
             await self._workers.start()
         if self._arena is not None:
@@ -155,6 +158,17 @@ class Agent:
         if self._workers is not None:
             await self._workers.stop(WORKERS_DEADLINE_S)
 
+    def _warn_of_loopback(self) -> None:
+        """An address of this machine alone is of no use to entrypoints on others."""
+        far = [one for one in self._store.map.entrypoints if not is_loopback(one.host)]
+        if far and is_loopback(host_of(self.address)):
+            log.warning(
+                "other machines cannot fetch from address=%s, but entrypoint=%s is on another one;"
+                " start the agent with --listen and an address of this machine's network",
+                self.address,
+                far[0].name,
+            )
+
     def status(self) -> dict[str, Any]:
         """The status document (`status`)."""
         arena = self._arena
@@ -170,6 +184,7 @@ class Agent:
                 uptime_s=lambda: self._place.clock() - self._started_s,
                 map_epoch=lambda: self._store.map.epoch,
                 server=(lambda: {}) if server is None else server.describe,
+                peers=self._peers.describe,
                 fetches=self._handler.fetches,
                 matches=self._matcher.counters,
                 runs=None if arena is None else arena.runs,

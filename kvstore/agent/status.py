@@ -29,6 +29,7 @@ class StatusParts:
     uptime_s: Callable[[], float]
     map_epoch: Callable[[], int]
     server: Callable[[], dict[str, Any]]
+    peers: Callable[[], dict[str, int]]
     fetches: FetchCounters
     matches: MatchCounters
     runs: ArenaRuns | None
@@ -54,6 +55,7 @@ def make_status(parts: StatusParts) -> dict[str, Any]:
         "map_epoch": parts.map_epoch(),
         "arena": None if parts.runs is None else describe_arena(parts.runs),
         "sessions": parts.server(),
+        "peers": parts.peers(),
         "fetch": {
             **parts.fetches.describe(),
             "queued": workers["fetch"].get("queued", 0),

@@ -22,6 +22,8 @@ _OK = int(wire.Status.OK)
 INBOX_BYTES = 16 * 1024
 """Holds header, body and payload of a small answer, so that one system call takes all of it."""
 WASTE_BYTES = 256 * 1024
+_WASTE = memoryview(bytearray(WASTE_BYTES))
+"""One for all connections: what is in it is never read, and the kernel does not even write it."""
 
 
 class Sink(Protocol):
@@ -73,7 +75,6 @@ class AnswerReceiver:
         self._node = node
         self._waiting = waiting
         self._on_answered = on_answered
-        self._waste = memoryview(bytearray(WASTE_BYTES))
         self._inbox = memoryview(bytearray(INBOX_BYTES))
         self.reset()
 
@@ -204,7 +205,7 @@ class AnswerReceiver:
             # MSG_TRUNC: the kernel throws TCP's bytes away without copying them (tcp(7)).
             asked_bytes = min(self._payload_left_bytes, WASTE_BYTES)
             is_all_asked = asked_bytes == self._payload_left_bytes
-            received = connection.recv_into(self._waste, asked_bytes, socket.MSG_TRUNC)
+            received = connection.recv_into(_WASTE, asked_bytes, socket.MSG_TRUNC)
         if received == 0:
             raise ConnectionResetError("the node closed the connection within a payload")
         self._on_received(header, received)

@@ -44,6 +44,11 @@ def is_reachable_address(address: str) -> bool:
     return not (found.is_unspecified or found.is_multicast)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, as an address or as "localhost", is this machine alone."""
+    return ip_address(host).is_loopback if _is_ip(host) else host.lower() == "localhost"
+
+
 def canonical_address(address: str) -> str:
     """The one spelling of a valid address: equal texts are equal addresses, without resolving."""
     host, _, port = address.rpartition(":")

@@ -303,7 +303,7 @@ async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await client.open_namespace(blocks.namespace)
-    monkeypatch.setattr(agent_runs, "WORKER_END_S", 0.3)
+    monkeypatch.setattr(agent_runs, "WORKER_END_S", 0.8)
     with stalled(cluster), monkeypatch.context() as patch:
         patch.setattr(agent_session, "ANSWER_MARGIN_S", MARGIN_S)
         waiting = asyncio.create_task(operation(client, blocks, 1.0))
@@ -316,10 +316,20 @@ async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
                 found = result.blocks if isinstance(result, FetchResult) else stored_of(result)
                 assert found == 0
             else:
-                await fail(waiting, 1.0 + 0.3 + MARGIN_S + SLACK_S)
+                await fail(waiting, 1.0 + 0.8 + MARGIN_S + SLACK_S)
         finally:
             agent.process.send_signal(signal.SIGCONT)
     await check_all_is_well(client, blocks)
+
+
+async def worker_of(client: AgentClient, kind: str) -> int:
+    """Process id of the agent's one worker of a kind, once it serves."""
+    async with asyncio.timeout(10):
+        while True:
+            (worker,) = (await client.status())[kind]["workers"]
+            if worker["state"] == "ready":
+                return int(worker["pid"])
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("operation", [fetch_run, fetch, save_run, save])
@@ -330,8 +340,7 @@ async def test_worker_that_stands_still_costs_its_job_and_not_the_session(
     agent that stands still, and lost all its runs."""
     other_run = await lease(client, blocks)
     kind = "store" if operation in (save, save_run) else "fetch"
-    (worker,) = (await client.status())[kind]["workers"]
-    os.kill(worker["pid"], signal.SIGSTOP)
+    os.kill(await worker_of(client, kind), signal.SIGSTOP)
     begun_at_s = time.monotonic()
     result = await operation(client, blocks, 0.3)
     took_s = time.monotonic() - begun_at_s

@@ -411,7 +411,8 @@ async def test_others_have_their_turn_between_the_announcements_of_one_peer(host
         most, before = max(most, counters.requests - before), counters.requests
     await flooding
     assert counters.requests > 40
-    assert most == 1, "requests that were answered in one turn"
+    # One at a time; the end of one turn and the begin of the next may be seen together.
+    assert most <= 2, "announcements that were answered in one turn"
 
 
 async def prove_unharmed(host: Host) -> None:
