@@ -106,8 +106,12 @@ class AgentAccess:
         if self._is_closed:
             raise ClientClosed(operation)
 
-    async def _namespace(self, namespace: Namespace) -> tuple[AgentConnection, int]:
+    async def _namespace(
+        self, namespace: Namespace, deadline_s: float
+    ) -> tuple[AgentConnection, int]:
         """The connection, and its number for a namespace. Raises AgentError."""
         connection = self._link.connection
         window_layout = self._window_layouts.get(namespace.namespace_id)
-        return connection, await connection.open_namespace(namespace, window_layout)
+        return connection, await connection.open_namespace(
+            namespace, window_layout, deadline_s=deadline_s
+        )

@@ -145,7 +145,7 @@ class AgentClient(AgentRunCalls):
         deadline_s = bound_deadline(deadline_s)
         if not keys:
             return 0
-        connection, number = await self._namespace(namespace)
+        connection, number = await self._namespace(namespace, deadline_s)
         request = Match(namespace=number, keys=b"".join(keys), deadline_s=deadline_s)
         return (await connection.session.ask(request, Matched, deadline_s)).blocks
 
@@ -168,7 +168,7 @@ class AgentClient(AgentRunCalls):
         """`match` of a prompt that is hashed."""
         self._check_open("match")
         deadline_s = bound_deadline(deadline_s)
-        connection, number = await self._namespace(namespace)
+        connection, number = await self._namespace(namespace, deadline_s)
         request = MatchPrompt(
             namespace=number,
             keys=b"".join(prompt.keys),
@@ -207,7 +207,7 @@ class AgentClient(AgentRunCalls):
         views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=True)
         with held:
             return await self._buffers.fetch(
-                *await self._namespace(namespace),
+                *await self._namespace(namespace, deadline_s),
                 namespace.layout,
                 keys,
                 views,
@@ -235,7 +235,7 @@ class AgentClient(AgentRunCalls):
         views, held = hold_buffers(buffers, namespace.layout.block_bytes, writable=False)
         with held:
             return await self._buffers.save(
-                *await self._namespace(namespace),
+                *await self._namespace(namespace, deadline_s),
                 namespace.layout,
                 keys,
                 views,
@@ -259,7 +259,7 @@ class AgentClient(AgentRunCalls):
         deadline_s = bound_deadline(deadline_s)
         if first_block == len(keys):
             return 0
-        connection, number = await self._namespace(namespace)
+        connection, number = await self._namespace(namespace, deadline_s)
         request = Forget(
             namespace=number,
             keys=b"".join(keys),

@@ -49,8 +49,11 @@ class AgentConnection:
     """Those that this client has, by number."""
     namespaces: dict[tuple[bytes, bytes], asyncio.Future[Received]] = field(default_factory=dict)
 
-    async def open_namespace(self, namespace: Namespace, window: BlockLayout | None) -> int:
-        """The session's number of a namespace; asked for once. Raises AgentError."""
+    async def open_namespace(
+        self, namespace: Namespace, window: BlockLayout | None, *, deadline_s: float
+    ) -> int:
+        """The session's number of a namespace; asked for once. Raises AgentError, also if the
+        answer is not there within `deadline_s` and the margin that every request has."""
         key = (namespace.namespace_id, window.fingerprint if window is not None else b"")
         opening = self.namespaces.get(key)
         if opening is None:
@@ -65,8 +68,7 @@ class AgentConnection:
             )
             opening = self.session.send(request, OPEN_DEADLINE_S)
             self.namespaces[key] = opening
-        # Others may wait for it too: one who gives up must not spoil it for them.
-        received = await asyncio.shield(opening)
+        received = await self.session.share(opening, deadline_s)
         if not isinstance(received.answer, NamespaceOpened):
             self.namespaces.pop(key, None)
         return self.session.expect(received, NamespaceOpened).namespace

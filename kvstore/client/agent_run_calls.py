@@ -10,6 +10,7 @@ from ..key import Namespace
 from ..layout import BlockLayout
 from .agent_access import AgentAccess
 from .agent_arguments import bound_deadline, check_chain
+from .agent_link import OPEN_DEADLINE_S
 from .agent_results import RunOperation, WindowFetch
 from .arena_run import ArenaRun
 from .arguments import check_first_block, check_keys, check_ttl_class
@@ -30,7 +31,10 @@ class AgentRunCalls(AgentAccess):
         self._check_open("lease_run")
         deadline_s = bound_deadline(deadline_s)
         return await self._runs.lease(
-            *await self._namespace(namespace), namespace.layout, blocks, deadline_s=deadline_s
+            *await self._namespace(namespace, deadline_s),
+            namespace.layout,
+            blocks,
+            deadline_s=deadline_s,
         )
 
     async def fetch_run(
@@ -102,7 +106,7 @@ class AgentRunCalls(AgentAccess):
         check_keys(namespace, ())
         if window_layout is not None:
             self._window_layouts[namespace.namespace_id] = window_layout
-        await self._namespace(namespace)
+        await self._namespace(namespace, OPEN_DEADLINE_S)
 
     async def lease_window(
         self, namespace: Namespace, *, deadline_s: float = 1.0
@@ -110,10 +114,11 @@ class AgentRunCalls(AgentAccess):
         """Memory for one window record: a run of one block of the window layout; None if the arena
         is full. Raises InvalidArgument, ClientClosed, AgentError."""
         self._check_open("lease_window")
+        deadline_s = bound_deadline(deadline_s)
         return await self._windows.lease(
-            *await self._namespace(namespace),
+            *await self._namespace(namespace, deadline_s),
             self._window_layout(namespace),
-            deadline_s=bound_deadline(deadline_s),
+            deadline_s=deadline_s,
         )
 
     async def put_window(
@@ -131,12 +136,13 @@ class AgentRunCalls(AgentAccess):
         """
         self._check_open("put_window")
         check_keys(namespace, [key])
+        deadline_s = bound_deadline(deadline_s)
         return await self._windows.put(
-            *await self._namespace(namespace),
+            *await self._namespace(namespace, deadline_s),
             self._window_layout(namespace),
             key,
             record,
-            deadline_s=bound_deadline(deadline_s),
+            deadline_s=deadline_s,
         )
 
     async def lookup(
@@ -148,7 +154,7 @@ class AgentRunCalls(AgentAccess):
         check_chain(namespace, keys)
         deadline_s = bound_deadline(deadline_s)
         return await self._windows.look_up(
-            *await self._namespace(namespace), keys, deadline_s=deadline_s
+            *await self._namespace(namespace, deadline_s), keys, deadline_s=deadline_s
         )
 
     async def fetch_window(
@@ -167,12 +173,13 @@ class AgentRunCalls(AgentAccess):
         """
         self._check_open("fetch_window")
         check_keys(namespace, [key])
+        deadline_s = bound_deadline(deadline_s)
         return await self._windows.fetch(
-            *await self._namespace(namespace),
+            *await self._namespace(namespace, deadline_s),
             self._window_layout(namespace),
             key,
             into,
-            deadline_s=bound_deadline(deadline_s),
+            deadline_s=deadline_s,
         )
 
     def _window_layout(self, namespace: Namespace) -> BlockLayout:

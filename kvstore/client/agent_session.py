@@ -130,6 +130,16 @@ class AgentSession:
         self._send_bytes(message)
         return future
 
+    async def share(self, answer: asyncio.Future[Received], deadline_s: float) -> Received:
+        """An answer that others wait for too, who are not disturbed if this is given up. Raises
+        AgentUnreachable if it is not there within `deadline_s` and the margin."""
+        try:
+            async with asyncio.timeout(deadline_s + ANSWER_MARGIN_S):
+                return await asyncio.shield(answer)
+        except TimeoutError as error:
+            detail = f"no answer within {deadline_s:.3g} s and {ANSWER_MARGIN_S:g} s more"
+            raise AgentUnreachable(self.path, detail) from error
+
     def expect(self, received: Received, kind: type[AnswerT]) -> AnswerT:
         """The answer, if it is of the kind; else AgentRefused, or AgentUnreachable for nonsense."""
         answer = received.answer

@@ -49,6 +49,21 @@ async def test_answers_may_come_in_any_order(client: AgentClient, agent: Scripte
     assert await first == 1
 
 
+@pytest.mark.usefixtures("is_impatient")
+async def test_the_opening_of_a_namespace_is_within_the_deadline_of_the_call_that_needs_it(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    begun_s = time.monotonic()
+    patient = asyncio.create_task(client.match(NAMESPACE, KEYS, deadline_s=10))
+    with pytest.raises(AgentUnreachable, match="no answer within"):
+        await client.match(NAMESPACE, KEYS, deadline_s=0.05)
+    assert time.monotonic() - begun_s < 1.0
+    await end.open_namespace()
+    await end.answer((await end.read(Match))[0], Matched(2))
+    assert await patient == 2
+
+
 async def test_answers_may_come_byte_by_byte_and_many_at_once(
     client: AgentClient, agent: ScriptedAgent
 ) -> None:

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ DEADLINE_S = 0.4
 SLACK_S = 0.8
 HOME, OTHER = "a01", "a02"
 BACK_WITHIN_S = 10.0
+PAUSE_S = 0.02
+"""Between two operations of a kind; what is saved must fit the nodes."""
 NOTICED_AFTER_S = 2.5
 """By then everybody has found out who is gone."""
 RECORD = bytes(range(250)) * 200
@@ -145,30 +148,39 @@ BOUND_S: dict[str, float] = {
 }
 
 
+@asynccontextmanager
+async def fault_of_other(cluster: LocalCluster, number: signal.Signals) -> AsyncIterator[None]:
+    """The other host's agent is killed or stands still; it is there again afterwards."""
+    await asyncio.to_thread(cluster.agents.kill, OTHER, number)
+    try:
+        yield
+    finally:
+        if number == signal.SIGSTOP:
+            cluster.agents.kill(OTHER, signal.SIGCONT)
+        else:
+            await asyncio.to_thread(cluster.agents.start, OTHER)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_engine_works_on_while_the_agent_of_another_host_is(
     cluster: LocalCluster, engine: Engine, number: signal.Signals
 ) -> None:
-    agents = cluster.agents
     took_s: dict[str, list[float]] = {name: [] for name in BOUND_S}
     is_over = False
 
     async def work(name: str) -> None:
         while not is_over:
             took_s[name].append(await getattr(engine, name)())
+            await asyncio.sleep(PAUSE_S)
 
     async with asyncio.TaskGroup() as group:
         for name in BOUND_S:
             group.create_task(work(name))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(agents.kill, OTHER, number)
-        before = {name: len(times) for name, times in took_s.items()}
-        await asyncio.sleep(NOTICED_AFTER_S)
-        during = {name: len(times) for name, times in took_s.items()}
-        if number == signal.SIGSTOP:
-            agents.kill(OTHER, signal.SIGCONT)
-        else:
-            await asyncio.to_thread(agents.start, OTHER)
+        async with fault_of_other(cluster, number):
+            before = {name: len(times) for name, times in took_s.items()}
+            await asyncio.sleep(NOTICED_AFTER_S)
+            during = {name: len(times) for name, times in took_s.items()}
         is_over = True
     for name, bound_s in BOUND_S.items():
         assert 0 < before[name] < during[name], name
@@ -197,15 +209,14 @@ async def test_agent_that_is_killed_fails_a_window_fetch_from_another_host_at_on
         async with asyncio.timeout(BACK_WITHIN_S):
             while not (await home.fetch_window(namespace, key, into)).is_found:
                 await asyncio.sleep(0.05)
-        cluster.agents.kill(OTHER, signal.SIGSTOP)
-        waiting = asyncio.create_task(home.fetch_window(namespace, key, into, deadline_s=20.0))
-        await asyncio.sleep(0.2)
-        is_under_way = not waiting.done()
-        begun_s = time.monotonic()
-        await asyncio.to_thread(cluster.agents.kill, HOME)
-        with pytest.raises(AgentUnreachable):
-            await waiting
-        assert time.monotonic() - begun_s < SLACK_S
-        cluster.agents.kill(OTHER, signal.SIGCONT)
+        async with fault_of_other(cluster, signal.SIGSTOP):
+            waiting = asyncio.create_task(home.fetch_window(namespace, key, into, deadline_s=20.0))
+            await asyncio.sleep(0.2)
+            is_under_way = not waiting.done()
+            begun_s = time.monotonic()
+            await asyncio.to_thread(cluster.agents.kill, HOME)
+            with pytest.raises(AgentUnreachable):
+                await waiting
+            assert time.monotonic() - begun_s < SLACK_S
         await asyncio.to_thread(cluster.agents.start, HOME)
         assert is_under_way
