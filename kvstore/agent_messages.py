@@ -80,8 +80,8 @@ class MatchPrompt(Message):
 
 
 class LeaseRun(Message):
-    """Memory for `blocks` blocks, or for one window record; answered by RunLeased, with an eventfd
-    beside it if there is a run."""
+    """Memory for `blocks` blocks, or for one window record; answered by RunLeased, beside it
+    the reading end of its wake-ups if there is a run."""
 
     namespace: Count
     blocks: Annotated[int, Meta(ge=1, le=65_536)]

@@ -13,32 +13,45 @@ RolesOption = Annotated[
 ]
 SocketOption = Annotated[
     Path,
-    typer.Option("--socket", help="Where engines and gateways connect; made.", metavar="PATH"),
+    # Not typer's own check of what is there, which answers with its usage and without a reason.
+    typer.Option(
+        "--socket",
+        help="Where engines and gateways connect; made.",
+        metavar="PATH",
+        readable=False,
+    ),
 ]
 ArenaOption = Annotated[
     str, typer.Option(help="Memory that it shares with the engines.", metavar="SIZE")
 ]
-FetchWorkersOption = Annotated[int, typer.Option(help="Processes that fetch.", metavar="N")]
+FetchWorkersOption = Annotated[
+    int, typer.Option(help="Processes that fetch, 1 to 64.", metavar="N")
+]
 WindowMemoryOption = Annotated[
     str, typer.Option(help="The most that window states may take.", metavar="SIZE")
 ]
 ListenOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Where other agents reach it, as they are to spell it; port 0: any.",
+        help="Where other agents reach it, as they are to spell it; port 0: any (127.0.0.1:0).",
         metavar="IP:PORT",
     ),
 ]
 EntrypointOption = Annotated[
     str | None,
     typer.Option(
-        help="Its name among the map's entrypoints: it listens there, and holds a part of the"
-        " window directory.",
+        help="Its name among the map's entrypoints, in place of --listen: it listens there, and"
+        " holds a part of the window directory.",
         metavar="NAME",
     ),
 ]
 NameOption = Annotated[
-    str, typer.Option(help="What it is called (the entrypoint's name, or the host's).")
+    str | None,
+    typer.Option(
+        help="What it is called, by the rule of names in the map (the entrypoint's name, or the"
+        " host's).",
+        metavar="NAME",
+    ),
 ]
 MetricsOption = Annotated[
     str | None,
@@ -57,9 +70,9 @@ def agent(
     arena: ArenaOption = "4GiB",
     fetch_workers: FetchWorkersOption = 1,
     window_memory: WindowMemoryOption = "512MiB",
-    listen: ListenOption = "127.0.0.1:0",
+    listen: ListenOption = None,
     entrypoint: EntrypointOption = None,
-    name: NameOption = "",
+    name: NameOption = None,
     metrics: MetricsOption = None,
     listen_fd: ListenFdOption = None,
     is_log_json: LogJsonOption = False,

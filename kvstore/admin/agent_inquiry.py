@@ -7,8 +7,8 @@ nobody knows of the other agents; each one's own socket tells of it all the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -19,10 +19,12 @@ from ..cluster.entities import ClusterMap
 from ..errors import NodeError
 from ..window.messages import is_host
 from ..window.peers import open_channel
-from .control.metric_readers import read_mapping
+from .control.metric_readers import read_mapping, read_number
 
 HOSTS_ASKED_MAX = 512
 """Beside the entrypoints; more than so many are not asked."""
+SILENT_ASKED_MAX = 64
+"""The same of agents that directories have not heard of for a while."""
 ASKED_AT_ONCE_MAX = 256
 """Each takes a descriptor."""
 FIGURES_KEPT_MAX = 48
@@ -44,6 +46,8 @@ class AgentReport:
     entrypoint: str | None
     is_alive: bool
     problem: str = ""
+    silent_s: float | None = None
+    """So long it has not spoken with the directories that knew it; None for one that does."""
     statistics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -83,8 +87,10 @@ async def ask_agents(
         ]
 
     found = await ask_all([(point.address, point.name) for point in cluster_map.entrypoints])
-    others = find_other_agents(found)[:HOSTS_ASKED_MAX]
-    return found + await ask_all([(address, None) for address in others])
+    silent = find_silent_agents(found)
+    others = [*find_other_agents(found)[:HOSTS_ASKED_MAX], *[*silent][:SILENT_ASKED_MAX]]
+    answers = await ask_all([(address, None) for address in others])
+    return found + [replace(one, silent_s=silent.get(one.address)) for one in answers]
 
 
 def keep_figures(said: dict[str, Any], levels: int = LEVELS_KEPT) -> dict[str, Any]:
@@ -108,23 +114,42 @@ def _keep(value: object, levels: int) -> object:
 
 def find_other_agents(reports: Sequence[AgentReport]) -> list[str]:
     """Addresses of agents that the directories of these know and that are none of these. Pure."""
-    # The map may name a host where directories, which must make nobody ask for names, have its IP.
-    asked = {report.address for report in reports}
-    asked |= {str(report.statistics.get("address")) for report in reports}
-    said = [
-        host
-        for report in reports
-        for host in read_hosts(report.statistics)
-        if host not in asked and is_host(host)
-    ]
+    asked = _addresses_of(reports)
+    said = [host for host, _ in _read_hosts(reports, "hosts_seen") if host not in asked]
     return sorted(set(said))
 
 
-def read_hosts(statistics: dict[str, Any]) -> list[str]:
-    """Addresses of the agents that speak with the one that gave these figures."""
-    seen = read_mapping(statistics.get("directory")).get("hosts_seen")
-    hosts = [read_mapping(one).get("address") for one in seen] if isinstance(seen, list) else []
-    return [one for one in hosts if isinstance(one, str)]
+def find_silent_agents(reports: Sequence[AgentReport]) -> dict[str, float]:
+    """Agents that fell silent lately without a farewell, and for how many seconds. Pure.
+
+    One that is these, or that speaks with any directory, is not among them. The newest silence
+    comes first.
+    """
+    heard = _addresses_of(reports) | {host for host, _ in _read_hosts(reports, "hosts_seen")}
+    found: dict[str, float] = {}
+    for host, said in _read_hosts(reports, "hosts_missed"):
+        silent_s = read_number(said.get("silent_s"))
+        if host not in heard and silent_s is not None:
+            found[host] = min(silent_s, found.get(host, silent_s))
+    return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
+
+
+def _addresses_of(reports: Sequence[AgentReport]) -> set[str]:
+    # The map may name a host where directories, which must make nobody ask for names, have its IP.
+    addresses = {report.address for report in reports}
+    return addresses | {str(report.statistics.get("address")) for report in reports}
+
+
+def _read_hosts(
+    reports: Sequence[AgentReport], field_name: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Addresses that directories name in a list, each with what is said of it there."""
+    for report in reports:
+        listed = read_mapping(report.statistics.get("directory")).get(field_name)
+        for said in map(read_mapping, listed if isinstance(listed, list) else []):
+            host = said.get("address")
+            if isinstance(host, str) and is_host(host):
+                yield host, said
 
 
 async def _ask_one(

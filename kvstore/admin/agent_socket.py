@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from ..agent_messages import (
 from ..errors import AgentRefused, AgentUnreachable
 
 CLIENT = "cachalot status"
+TAKES_WHOM = "an agent takes only processes of its own user, or root's"
 
 
 def ask_agent_at(path: Path, deadline_s: float) -> dict[str, Any]:
@@ -50,8 +53,30 @@ def ask_agent_at(path: Path, deadline_s: float) -> dict[str, Any]:
         # A Unix socket whose queue is full refuses at once instead of making us wait.
         raise AgentUnreachable(path, "it does not take connections; many wait") from error
     except OSError as error:
-        raise AgentUnreachable(path, f"{error.strerror or error}") from error
+        raise AgentUnreachable(path, describe_failure(path, error)) from error
     raise AgentUnreachable(path, "it does not answer with its status")
+
+
+def describe_failure(path: Path, error: OSError) -> str:
+    """Why nobody can be reached behind a path, for the person who gave it."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "no such socket; is the agent running?"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}; {TAKES_WHOM}"
+    if isinstance(error, ConnectionRefusedError):
+        if not _is_socket(path):
+            return "is no socket"
+        return "nobody listens there; the agent that made it has ended"
+    if isinstance(error, ConnectionError):
+        return f"it closed the connection; {TAKES_WHOM}"
+    return error.strerror or str(error)
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return True  # it was there a moment ago
 
 
 def _read_answer(connection: socket.socket, path: Path, due_s: float) -> Answer:
@@ -74,7 +99,7 @@ def _read(connection: socket.socket, size: int, path: Path, due_s: float) -> byt
         connection.settimeout(left_s)
         part = connection.recv(size - len(found))
         if not part:
-            raise AgentUnreachable(path, "it closed the connection")
+            raise AgentUnreachable(path, f"it closed the connection; {TAKES_WHOM}")
         found += part
     return bytes(found)
 

@@ -48,6 +48,8 @@ class AgentStatus:
     """It answered in time, and as an agent of this cluster."""
     problem: str = ""
     """Why it counts as down; empty for one that is alive."""
+    silent_s: float | None = None
+    """Of one that is down: so long it has not spoken with the directories that knew it."""
     pid: int | None = None
     uptime_s: float | None = None
     roles: tuple[str, ...] = ()
@@ -129,7 +131,8 @@ def describe_agents(reports: Sequence[AgentReport]) -> AgentsStatus:
     known = max(
         (_integer(_directory_of(report).get("hosts")) or 0 for report in reports), default=0
     )
-    return AgentsStatus(agents=tuple(agents), unasked=max(known - len(agents), 0))
+    heard = sum(one.silent_s is None for one in agents)
+    return AgentsStatus(agents=tuple(agents), unasked=max(known - heard, 0))
 
 
 def _directory_of(report: AgentReport) -> Mapping[str, Any]:
@@ -146,7 +149,8 @@ def describe_agent(report: AgentReport) -> AgentStatus:
             address=report.address,
             entrypoint=report.entrypoint,
             is_alive=False,
-            problem=_shown_text(report.problem, PROBLEM_CHARACTERS_MAX),
+            problem=_shown_text(_problem_of(report), PROBLEM_CHARACTERS_MAX),
+            silent_s=report.silent_s,
         )
     arena, fetch, store, windows, directory = (
         read_mapping(said.get(name)) for name in ("arena", "fetch", "store", "windows", "directory")
@@ -176,6 +180,12 @@ def describe_agent(report: AgentReport) -> AgentStatus:
         window_hit_ratio=_hit_ratio(windows),
         directory_entries=_integer(directory.get("entries")),
     )
+
+
+def _problem_of(report: AgentReport) -> str:
+    if report.silent_s is None:
+        return report.problem
+    return f"silent for {format_duration(report.silent_s)}: {report.problem}"
 
 
 def _integer(value: object) -> int | None:

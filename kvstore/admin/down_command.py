@@ -38,6 +38,10 @@ def down(
         str | None,
         typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME"),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME"),
+    ] = None,
     wait_s: Annotated[
         float,
         typer.Option(
@@ -53,26 +57,31 @@ def down(
     place = LocalFolder(folder)
     workers_place, agents_place = place.of(GC_WORKER), place.of(AGENT)
     is_recorded = any(one.recorded_nodes() for one in (place, workers_place, agents_place))
+    _check_choice({"--node": node, "--agent": agent, "--wipe": wipe or None})
     if node is not None:
-        _check_node(place, node, is_wipe=wipe)
+        _check_node(place, node)
+    if agent is not None:
+        _check_agent(place, agent)
     if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
     with place.locked():
         deadlines = StopDeadlines(term_s=wait_s)
         # Who uses the nodes goes first, so that none complains about nodes that are meant to go.
-        agents = [] if node else _stop(agents_place, deadlines, None, dry_run=dry_run)
-        workers = _stop(workers_place, deadlines, node, dry_run=dry_run)
-        stopped = _stop(place, deadlines, node, dry_run=dry_run)
+        agents = [] if node else _stop(agents_place, deadlines, agent, dry_run=dry_run)
+        workers = [] if agent else _stop(workers_place, deadlines, node, dry_run=dry_run)
+        stopped = [] if agent else _stop(place, deadlines, node, dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
         found = render_json(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
         write_json(found)
     else:
         lines = render_lines(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
+        if agent is not None:
+            lines = [*map(_render_line, agents)] or [f"{agent}: not running"]
         write_result("\n".join(lines))
-        if node is not None:
-            write_remark(f"`cachalot up --dir {place.path}` starts {node} again")
+        if node is not None or agent is not None:
+            write_remark(f"`cachalot up --dir {place.path}` starts {node or agent} again")
         elif not wipe and place.cluster_path.exists():
             write_remark(
                 f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
@@ -80,23 +89,37 @@ def down(
             )
 
 
-def _check_node(place: LocalFolder, node: str, *, is_wipe: bool) -> None:
+def _check_choice(given: dict[str, object]) -> None:
+    """Raises InvalidArgument if more than one of these options is given."""
+    said = [name for name, value in given.items() if value is not None]
+    if len(said) > 1:
+        raise InvalidArgument(said[-1], given=f"{said[0]} too", expected="one of them")
+
+
+def _check_node(place: LocalFolder, node: str) -> None:
     from ..cluster.map import load_cluster_map
     from .control.changes import check_node_is_known
 
-    if is_wipe:
-        raise InvalidArgument("--wipe", given="--node too", expected="one of them")
     check_node_is_known(load_cluster_map(place.cluster_path), node)
 
 
+def _check_agent(place: LocalFolder, agent: str) -> None:
+    from ..cluster.map import load_cluster_map
+
+    known = load_cluster_map(place.cluster_path).entrypoint_by_name
+    if agent not in known:
+        expected = f"one of the map: {', '.join(known) or 'it has none'}"
+        raise InvalidArgument("--agent", given=repr(agent), expected=expected)
+
+
 def _stop(
-    place: LocalFolder, deadlines: StopDeadlines, node: str | None, *, dry_run: bool
+    place: LocalFolder, deadlines: StopDeadlines, only: str | None, *, dry_run: bool
 ) -> list[dict[str, Any]]:
     """What became, or would become, of the recorded processes of the folder's program.
 
-    `node`: of all of them, only the one beside it counts.
+    `only`: of all of them, that agent, or that node or the worker beside it.
     """
-    names = [name for name in place.recorded_nodes() if node in (None, name)]
+    names = [name for name in place.recorded_nodes() if only in (None, name)]
     if dry_run:
         return plan_stop(place, names)
     if place.program == AGENT:
@@ -128,6 +151,12 @@ def plan_stop(place: LocalFolder, names: Sequence[str]) -> list[dict[str, Any]]:
 def render_stopped(node: StoppedNode) -> dict[str, Any]:
     """One node of the JSON output."""
     return {"node": node.node, "pid": node.pid, "outcome": node.outcome.value}
+
+
+def _render_line(one: dict[str, Any]) -> str:
+    """What became of one node or agent, for a person."""
+    pid = "" if one["pid"] is None else f" (process {one['pid']})"
+    return f"{one['node']}: {one['outcome']}{pid}"
 
 
 def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
@@ -178,11 +207,7 @@ def render_lines(
     dry_run: bool,
 ) -> list[str]:
     """The same for a person."""
-    lines = [
-        f"{node['node']}: {node['outcome']}"
-        + ("" if node["pid"] is None else f" (process {node['pid']})")
-        for node in [*stopped, *agents]
-    ]
+    lines = [*map(_render_line, [*stopped, *agents])]
     if not any(node["outcome"] != "not running" for node in stopped):
         lines.append("no node was running")
     ended = [worker for worker in workers if worker["outcome"] != "not running"]

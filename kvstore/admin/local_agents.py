@@ -19,15 +19,18 @@ from ..cluster.map import load_cluster_map
 from ..errors import AgentError, InvalidArgument, NodeError
 from .local_folder import LocalAgentOptions, LocalFolder
 from .local_processes import START_DEADLINE_S, LocalProcesses
-from .node_process import AGENT, StopDeadlines
+from .node_process import AGENT, StopDeadlines, read_option
 from .node_start import StartingNode, bind_known_ports, spawn_recorded
 from .node_stop import StoppedNode, stop_nodes
+from .quantities import format_size
 
 STOP_DEADLINES = StopDeadlines(term_s=10.0)
 """An agent lets the saves that run end, for 5 s."""
 ARENA_BYTES_DEFAULT = 256 << 20
 WINDOW_MEMORY_BYTES_DEFAULT = 64 << 20
 FETCH_WORKERS_DEFAULT = 1
+COUNTS = frozenset({"--fetch-workers"})
+"""Options of an agent whose values are no bytes."""
 SOCKET_LOCK_SUFFIX = ".lock"
 """Of the file that an agent locks beside its socket, for as long as it serves it."""
 
@@ -45,6 +48,26 @@ class LocalAgents(LocalProcesses):
     def missing(self, entrypoints: Sequence[Entrypoint]) -> list[Entrypoint]:
         """Those of which no process runs."""
         return [one for one in entrypoints if self.pid(one.name) is None]
+
+    def describe_kept(self, entrypoints: Sequence[Entrypoint]) -> list[str]:
+        """A line for each agent that runs with other options than it would be started with now."""
+        wanted = option_values(self._folder.read_agent_options())
+        lines = []
+        for one in entrypoints:
+            pid = self.pid(one.name)
+            found = {} if pid is None else {name: read_option(pid, name) for name in wanted}
+            kept = [
+                f"{name} {value if name in COUNTS else format_size(int(value))}"
+                for name, value in found.items()
+                if value is not None and value.isdecimal() and int(value) != wanted[name]
+            ]
+            if kept:
+                folder = self._folder.path
+                lines.append(
+                    f"{one.name} keeps {', '.join(kept)} until it is started anew: cachalot down"
+                    f" --dir {folder} --agent {one.name}; cachalot up --dir {folder}"
+                )
+        return lines
 
     def check_running(self, entrypoints: Sequence[Entrypoint], deadline_s: float) -> None:
         """Raises NodeError if an agent that has a process does not answer, as a stopped one."""
@@ -143,21 +166,30 @@ def agent_command(
     command += ["--cluster", str(folder.cluster_path), "--name", name]
     command += ["--socket", str(folder.socket_path(name))]
     command += ["--entrypoint", name, "--listen-fd", str(listen_fd)]
-    command += ["--arena", str(options.arena_bytes or ARENA_BYTES_DEFAULT)]
-    command += ["--fetch-workers", str(options.fetch_workers or FETCH_WORKERS_DEFAULT)]
-    window_memory_bytes = options.window_memory_bytes or WINDOW_MEMORY_BYTES_DEFAULT
-    command += ["--window-memory", str(window_memory_bytes)]
+    for option, value in option_values(options).items():
+        command += [option, str(value)]
     return command
+
+
+def option_values(options: LocalAgentOptions) -> dict[str, int]:
+    """What an agent is started with, by the option of its command line: bytes, or a count."""
+    return {
+        "--arena": options.arena_bytes or ARENA_BYTES_DEFAULT,
+        "--fetch-workers": options.fetch_workers or FETCH_WORKERS_DEFAULT,
+        "--window-memory": options.window_memory_bytes or WINDOW_MEMORY_BYTES_DEFAULT,
+    }
 
 
 def check_agents(folder: LocalFolder, names: Sequence[str], options: LocalAgentOptions) -> None:
     """Raises InvalidArgument for what agents would refuse, before anything is made or kept.
 
-    That is an option that no agent may have, and a folder whose path is too long for sockets.
+    That is an option that no agent may have, more memory than the machine has left, and a folder
+    whose path is too long for sockets.
     """
     if not names and options == LocalAgentOptions():
         return
     # Here, because most commands need nothing of the agent.
+    from ..agent.memory_check import check_memory, read_memory_left
     from ..agent.options import SOCKET_PATH_BYTES_MAX, AgentOptions
 
     for name in names:
@@ -173,3 +205,6 @@ def check_agents(folder: LocalFolder, names: Sequence[str], options: LocalAgentO
             )
     said = {name: value for name, value in asdict(options).items() if value is not None}
     AgentOptions(cluster_path=folder.cluster_path, socket_path=Path("any"), **said)
+    if options.arena_bytes is not None or options.window_memory_bytes is not None:
+        values = option_values(folder.read_agent_options().updated(options))
+        check_memory(values["--arena"], values["--window-memory"], read_memory_left())

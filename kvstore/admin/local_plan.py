@@ -101,7 +101,10 @@ def find_differences(wishes: LocalWishes, cluster_map: ClusterMap) -> list[str]:
     agents = len(cluster_map.entrypoints)
     if wishes.agents is not None and wishes.agents < agents:
         # More is a wish that can be met; fewer would leave entrypoints that nobody serves.
-        differences.append(f"{count_of(agents, 'agent')}, not {wishes.agents}")
+        differences.append(
+            f"{count_of(agents, 'agent')}, not {wishes.agents} (more can be added, and none taken"
+            " away)"
+        )
     return differences
 
 

@@ -242,6 +242,14 @@ def _read_command(pid: int) -> list[str]:
     return os.fsdecode(content).split("\0")[:-1]
 
 
+def read_option(pid: int, name: str) -> str | None:
+    """The value of an option on a process's command line; None if it has none, or has ended."""
+    try:
+        return _option(_read_command(pid), name)
+    except OSError:
+        return None
+
+
 def _read_state(pid: int) -> str:
     """The state letter of a process as proc(5) has it, "X" if there is no such process."""
     try:

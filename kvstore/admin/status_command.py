@@ -45,7 +45,13 @@ def status(
     ] = None,
     socket: Annotated[
         Path | None,
-        typer.Option("--socket", help="Ask only the agent of this host there.", metavar="PATH"),
+        # Not typer's own check of what is there, which answers with its usage and no reason.
+        typer.Option(
+            "--socket",
+            help="Ask only the agent of this host there.",
+            metavar="PATH",
+            readable=False,
+        ),
     ] = None,
     with_targets: Annotated[
         bool, typer.Option("--targets", help="Also show each target (folder) of each node.")

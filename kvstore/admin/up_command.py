@@ -55,7 +55,11 @@ SegmentSizeOption = Annotated[
     str | None, typer.Option(help="Size of the files it stores in (256MiB).", metavar="SIZE")
 ]
 SyncOption = Annotated[
-    Sync | None, typer.Option(help="When written shards are put on the device (interval).")
+    Sync | None,
+    typer.Option(
+        help="When written shards are put on the device: never, interval or batch (interval).",
+        metavar="WHEN",
+    ),
 ]
 NoGcOption = Annotated[
     bool,
@@ -70,7 +74,8 @@ ArenaOption = Annotated[
     typer.Option(help="Memory that each agent shares with engines (256MiB).", metavar="SIZE"),
 ]
 FetchWorkersOption = Annotated[
-    int | None, typer.Option(help="Processes of each agent that fetch (1).", metavar="N", min=1)
+    int | None,
+    typer.Option(help="Processes of each agent that fetch, 1 to 64 (1).", metavar="N"),
 ]
 WindowMemoryOption = Annotated[
     str | None,
@@ -173,6 +178,8 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
         f"{count_of(workers, 'gc_worker')} beside them"
     )
     _report_agents(cluster, started)
+    for line in cluster.agents.describe_kept(cluster.map.entrypoints):
+        write_remark(line)
     write_result(f"to stop them: cachalot down --dir {cluster.folder}")
     page = _find_page(cluster)
     if page is not None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from ..agent_messages import RunLeased, WindowFetched
 from ..arena.allocator import RangeAllocator
 from ..arena.region import ArenaRegion, RunMemory
+from ..arena.wakeup import make_wakeup
 from ..errors import InvalidArgument
 from ..layout import BlockLayout
-from .leases import Lease, LeaseBook, LeaseRequest, RunState
+from .leases import PATIENCE_S, Lease, LeaseBook, LeaseRequest, RunState
 from .parts import WindowOutcome
 from .replies import Reply, RequestRefused
 from .window_run import gather_record, space_for_record, spread_record
@@ -34,7 +34,7 @@ class ArenaRuns:
     ) -> None:
         self._region = region
         self._clock = clock
-        self.book = LeaseBook(RangeAllocator(region.size_bytes), _close_eventfd)
+        self.book = LeaseBook(RangeAllocator(region.size_bytes), _close_waker, clock=clock)
 
     def ask(
         self, *, owner: int, namespace: int, layout: BlockLayout, blocks: int, is_window: bool
@@ -57,6 +57,9 @@ class ArenaRuns:
             wish.on_settled.append(settled.set)
             try:
                 async with asyncio.timeout(deadline_s):
+                    if not await _is_set_within(settled, PATIENCE_S):
+                        # From now on it may be overtaken, perhaps at once.
+                        self.book.serve_line()
                     await settled.wait()
             except TimeoutError:
                 self.book.settle(wish)
@@ -68,7 +71,7 @@ class ArenaRuns:
         if lease is None:
             return Reply(RunLeased(run=0, offset=0, blocks=0))
         try:
-            lease.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            lease.waker, reader = make_wakeup()
         except OSError as error:
             self.book.release(lease)
             raise RequestRefused(f"no descriptor for a run: {error.strerror}") from error
@@ -76,7 +79,8 @@ class ArenaRuns:
         layout = lease.layout
         self.memory(lease).view[: layout.table_bytes] = bytes(layout.table_bytes)
         leased = RunLeased(run=lease.number, offset=lease.offset, blocks=layout.blocks)
-        return Reply(leased, lease.eventfd)
+        # Nobody has the reading end but the session, once it is sent.
+        return Reply(leased, reader, is_descriptor_given=True)
 
     def memory(self, lease: Lease) -> RunMemory:
         """The bytes of a run."""
@@ -85,7 +89,7 @@ class ArenaRuns:
     def find(self, owner: int, number: int) -> Lease:
         """A run that the session has been told of. Raises InvalidArgument."""
         lease = self.book.find(owner, number)
-        if lease is None or lease.eventfd < 0:
+        if lease is None or lease.waker is None:
             raise InvalidArgument("run", given=number, expected="a run that this session has")
         return lease
 
@@ -106,7 +110,7 @@ class ArenaRuns:
 
     def begin_store(self, lease: Lease) -> None:
         """The run is to be saved, and its session has no part in it any more."""
-        _close_eventfd(lease)
+        _close_waker(lease)
         self.book.begin_store(lease)
 
     # Window records -------------------------------------------------------------------------------
@@ -136,7 +140,15 @@ class ArenaRuns:
         return Reply(WindowFetched(is_found=found.is_found, host=host, elapsed_s=elapsed_s))
 
 
-def _close_eventfd(lease: Lease) -> None:
-    if lease.eventfd >= 0:
-        os.close(lease.eventfd)
-        lease.eventfd = -1
+def _close_waker(lease: Lease) -> None:
+    if lease.waker is not None:
+        lease.waker.close()
+        lease.waker = None
+
+
+async def _is_set_within(event: asyncio.Event, delay_s: float) -> bool:
+    try:
+        async with asyncio.timeout(delay_s):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from typing import TypeVar
 
 from ..arena.progress import ProgressWriter
 from ..arena.region import ArenaRegion, RunMemory
 from ..arena.run_layout import RunLayout
+from ..arena.wakeup import Waker
 from ..client.results import FetchEnd, FetchResult, SaveResult
 from ..client.store_client import StoreClient
 from ..errors import StoreError
@@ -42,12 +41,12 @@ ResultT = TypeVar("ResultT", FetchResult, SaveResult)
 
 
 class RunningFetch:
-    """A piece of a fetch. Owns `eventfd` until `end`."""
+    """A piece of a fetch. Owns `waker` until `end`."""
 
-    def __init__(self, order: FetchPiece, namespace: Namespace, eventfd: int) -> None:
+    def __init__(self, order: FetchPiece, namespace: Namespace, waker: Waker) -> None:
         self._order = order
         self._namespace = namespace
-        self._eventfd = eventfd
+        self._waker = waker
         self._progress: ProgressWriter | None = None
 
     async def run(self, client: StoreClient, region: ArenaRegion) -> FetchResult:
@@ -71,8 +70,8 @@ class RunningFetch:
             result = FetchResult(blocks=0, ended=FetchEnd.DEADLINE)
         if self._progress is not None:
             self._progress.end(result.blocks)
-            self._wake()
-        os.close(self._eventfd)
+            self._waker.wake()
+        self._waker.close()
         usage.fetched_bytes += result.blocks * self._namespace.layout.block_bytes
         return FetchDone(
             blocks=result.blocks,
@@ -85,12 +84,7 @@ class RunningFetch:
     def _note_ready(self, section: int, blocks: int) -> None:
         assert self._progress is not None
         self._progress.set_ready(section, blocks)
-        self._wake()
-
-    def _wake(self) -> None:
-        # A count that is at its limit wakes the reader just as well.
-        with suppress(BlockingIOError):
-            os.eventfd_write(self._eventfd, 1)
+        self._waker.wake()
 
 
 class RunningSave:
@@ -154,7 +148,8 @@ class JobRunner:
         """Begin what is ordered."""
         if isinstance(order, FetchPiece):
             namespace = self._namespace_of(order.namespace)
-            self._begin_fetch(number, RunningFetch(order, namespace, self._take_descriptor()))
+            waker = Waker(self._take_descriptor())
+            self._begin_fetch(number, RunningFetch(order, namespace, waker))
         elif isinstance(order, SavePiece):
             self._begin_save(number, RunningSave(order, self._namespace_of(order.namespace)))
         elif isinstance(order, CancelJob):

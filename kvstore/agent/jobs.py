@@ -2,7 +2,7 @@
 
     u32 length of what follows | u32 job number | msgpack of one of the structs below
 
-The descriptor of the run's eventfd goes beside a FetchPiece (SCM_RIGHTS). Both ends are processes
+A descriptor of the run's waker goes beside a FetchPiece (SCM_RIGHTS). Both ends are processes
 of one agent and of one version: there is no version number and no compatibility to keep.
 """
 
@@ -33,11 +33,12 @@ class WorkerKind(Enum):
 class RunJob:
     """What a fetch and a save have in common: blocks `first_block` to the end of the chain `keys`
     (32 bytes each, joined) in a run of `run_blocks` blocks at `run_offset` of the arena, from its
-    first block on.
+    first block on. `owner`: number of the session that asked for it.
 
     Raises InvalidArgument if that is no range of blocks, or more than the run has.
     """
 
+    owner: int
     namespace: Namespace
     keys: bytes
     first_block: int
@@ -126,7 +127,7 @@ class Order(Struct, tag=True, kw_only=True):
 class FetchPiece(Order, kw_only=True):
     """Blocks `first_block` to the end of `keys` to blocks `place`.. of the run, and their progress
     into row `piece` of the run's table; answered by FetchDone. `keys` begins at a span border of
-    the chain, from which its blocks are counted. An eventfd goes with it."""
+    the chain, from which its blocks are counted. The run's waker goes with it."""
 
     namespace: NamespaceSpec
     keys: bytes

@@ -1,4 +1,4 @@
-"""Who has which run of the arena. Pure but for being told when to look: no clock, no memory.
+"""Who has which run of the arena. Pure but for its clock and being told when to look: no memory.
 
 A run is leased to a session, and goes back when the session ends, or when it hands the run over to
 be saved and that is done. While a job works in a run it is not given to anybody else, whatever
@@ -9,12 +9,15 @@ happens to its session.
     fetching -> releasing       release; free at end_fetch
     leased  -> storing          begin_store, when the run leaves its session; free at end_store
 
-Who finds the arena full waits in line. Nobody is overtaken, so that a large request is not starved
-by small ones, but for this: when somebody's time is up, he gets what fits at that moment.
+Who finds the arena full waits in line. Nobody is overtaken in his first second, so that a large
+request is not starved by small ones. Who has waited longer is overtaken by whoever fits: a request
+for nearly everything that may wait an hour would hold up all others beside an empty arena. He still
+gets his run when it fits; when his time is up, he gets what fits at that moment.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,10 +25,15 @@ from enum import Enum
 
 from ..arena.allocator import RangeAllocator
 from ..arena.run_layout import RUN_BLOCKS_MAX, RunLayout
+from ..arena.wakeup import Waker
 from ..layout import BlockLayout
 
 RUNS_MAX = 16_384
 """Leased at one time, in all: each costs the agent a descriptor."""
+
+
+PATIENCE_S = 1.0
+"""So long nobody is overtaken in line."""
 
 
 class RunState(Enum):
@@ -49,7 +57,8 @@ class Lease:
     owner: int | None
     """Number of the session; None for a run that is being saved or was given up."""
     state: RunState = RunState.LEASED
-    eventfd: int = -1
+    waker: Waker | None = None
+    """Until the session was told of the run there is none."""
     cancel_job: Callable[[], object] | None = None
     """Ends the job that works in the run; set by whoever began it."""
 
@@ -64,6 +73,9 @@ class LeaseRequest:
     namespace: int
     is_window: bool
     lease: Lease | None = None
+    asked_s: float = 0.0
+    run_bytes: int = 0
+    """What it needs; both are set when it is asked."""
     is_settled: bool = False
     """There is a lease, or there will be none."""
     on_settled: list[Callable[[], None]] = field(default_factory=list)
@@ -95,16 +107,20 @@ class LeaseBook:
         allocator: RangeAllocator,
         on_freed: Callable[[Lease], None],
         *,
+        clock: Callable[[], float],
         runs_max: int = RUNS_MAX,
     ) -> None:
         self._allocator = allocator
         self._on_freed = on_freed
+        self._clock = clock
         self._runs_max = runs_max
         self._leases: dict[int, Lease] = {}
         self._by_owner: dict[int, dict[int, Lease]] = {}
         self._waiting: OrderedDict[int, LeaseRequest] = OrderedDict()
         self._waiting_by_owner: dict[int, dict[int, LeaseRequest]] = {}
         self._last_number = 0
+        self._least_waiting_bytes = sys.maxsize
+        """Nobody in line needs less."""
 
     # What there is --------------------------------------------------------------------------------
 
@@ -156,9 +172,14 @@ class LeaseBook:
         request.blocks = choose_blocks_that_fit(request.layout, request.blocks, self.size_bytes)
         if request.blocks == 0:
             request.is_settled = True
-        elif self._waiting or not self._try_grant(request, request.blocks):
-            self._waiting[id(request)] = request
-            self._waiting_by_owner.setdefault(request.owner, {})[id(request)] = request
+            return
+        request.asked_s = self._clock()
+        request.run_bytes = RunLayout(request.layout, request.blocks).run_bytes
+        if self._may_overtake() and self._try_grant(request, request.blocks):
+            return
+        self._least_waiting_bytes = min(self._least_waiting_bytes, request.run_bytes)
+        self._waiting[id(request)] = request
+        self._waiting_by_owner.setdefault(request.owner, {})[id(request)] = request
 
     def settle(self, request: LeaseRequest) -> None:
         """The request's time is up: it gets what fits now, which may be nothing."""
@@ -169,7 +190,28 @@ class LeaseBook:
         blocks = choose_blocks_that_fit(layout, request.blocks, room_bytes)
         if not blocks or not self._try_grant(request, blocks):
             request.is_settled = True
-        self._serve_line()
+        self.serve_line()
+
+    def serve_line(self) -> None:
+        """Gives runs to those in line whose turn it is. Called here whenever a run is free; to be
+        called too when a request has waited for PATIENCE_S."""
+        room_bytes = self.largest_free_bytes
+        if room_bytes < self._least_waiting_bytes:
+            return
+        least_bytes = sys.maxsize
+        for request in list(self._waiting.values()):
+            if len(self._leases) >= self._runs_max:
+                return
+            if request.run_bytes <= room_bytes and self._try_grant(request, request.blocks):
+                self._leave_line(request)
+                room_bytes = self.largest_free_bytes
+                for call in request.on_settled:
+                    call()
+                continue
+            if not self._is_patient(request):
+                return
+            least_bytes = min(least_bytes, request.run_bytes)
+        self._least_waiting_bytes = least_bytes
 
     # Using ----------------------------------------------------------------------------------------
 
@@ -219,7 +261,7 @@ class LeaseBook:
             request.is_settled = True
         for lease in list(self._by_owner.get(owner, {}).values()):
             self.release(lease)
-        self._serve_line()
+        self.serve_line()
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -249,16 +291,22 @@ class LeaseBook:
         del self._leases[lease.number]
         self._allocator.release(lease.offset)
         self._on_freed(lease)
-        self._serve_line()
+        self.serve_line()
 
-    def _serve_line(self) -> None:
-        while self._waiting:
-            request = next(iter(self._waiting.values()))
-            if not self._try_grant(request, request.blocks):
-                return
-            self._leave_line(request)
-            for call in request.on_settled:
-                call()
+    def _may_overtake(self) -> bool:
+        """Whether a new request need not wait: nobody in line is in his first
+        second, and all of them who fit have their runs."""
+        if not self._waiting:
+            return True
+        last = next(reversed(self._waiting.values()))
+        if not self._is_patient(last):
+            return False
+        self.serve_line()
+        return True
+
+    def _is_patient(self, request: LeaseRequest) -> bool:
+        """It has waited for so long that it may be overtaken."""
+        return self._clock() - request.asked_s >= PATIENCE_S
 
     def _leave_line(self, request: LeaseRequest) -> None:
         del self._waiting[id(request)]

@@ -30,7 +30,7 @@ from ..node.event_log import set_up_logging
 from .assembly import Agent, AgentPlace, open_arena
 from .fault import is_fault
 from .memory_check import check_memory, read_memory_left
-from .options import AgentOptions, Role, role_names
+from .options import AgentOptions, Role, fit_name, role_names
 from .peer_listener import listen_for_peers
 from .socket_file import SocketFile
 
@@ -80,7 +80,7 @@ async def _run(options: AgentOptions, companion: Companion | None) -> None:
         listener = stack.enter_context(listen_for_peers(options, store.map))
         arena = stack.enter_context(open_arena(options.arena_bytes)) if options.has_arena else None
         place = AgentPlace(
-            name=options.name or options.entrypoint or socket.gethostname(),
+            name=options.name or options.entrypoint or fit_name(socket.gethostname()),
             pid=os.getpid(),
             uid=os.geteuid(),
             version=_version(),
@@ -92,6 +92,7 @@ async def _run(options: AgentOptions, companion: Companion | None) -> None:
             peer_listener=listener,
             arena=arena,
         )
+        socket_file.keep_lock()
         await _serve(Agent(options, place, store), companion)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import StoreError
+from ..errors import InvalidArgument
 from ..node.container_memory import SYSTEM, SystemRoots, read_container_left
+from .options import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +31,19 @@ def read_memory_left(roots: SystemRoots = SYSTEM) -> MemoryLeft:
 
 
 def check_memory(arena_bytes: int, window_bytes: int, left: MemoryLeft) -> None:
-    """Raises StoreError if arena and window memory together are more than is left."""
+    """Raises InvalidArgument if arena and window memory together are more than is left."""
     wanted_bytes = arena_bytes + window_bytes
     for name, left_bytes in (
         ("this machine", left.machine_bytes),
         ("the container's memory limit", left.container_bytes),
     ):
         if left_bytes is not None and wanted_bytes > left_bytes:
-            raise StoreError(
-                f"memory: given {arena_bytes} bytes of arena and {window_bytes} of window records,"
-                f" but {name} has {left_bytes} bytes left"
+            given = f"{format_size(arena_bytes)} of arena"
+            given += f" and {format_size(window_bytes)} of window records" if window_bytes else ""
+            raise InvalidArgument(
+                "memory",
+                given=given,
+                expected=f"together at most what {name} has left, {format_size(left_bytes)}",
             )
 
 

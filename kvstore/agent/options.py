@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -12,13 +13,16 @@ from pathlib import Path
 from ..arena.region import ARENA_BYTES_MAX, ARENA_BYTES_MIN
 from ..arena.run_layout import RUN_ALIGN_BYTES
 from ..cluster.address import host_of
+from ..cluster.validation import NAME_PATTERN, NAME_RULE
 from ..errors import InvalidArgument
 
 SOCKET_PATH_BYTES_MAX = 107
 """sun_path of unix(7) has 108 bytes, the last of them zero."""
 FETCH_WORKERS_MAX = 64
 WINDOW_BYTES_MIN = 1 << 20
-NAME_LENGTH_MAX = 64
+LISTEN_DEFAULT = "127.0.0.1:0"
+NAMELESS = "agent"
+"""The name of an agent on a host whose name has not one letter or digit in it."""
 
 
 class Role(Enum):
@@ -66,16 +70,17 @@ class AgentOptions:
     """Processes that fetch."""
     window_memory_bytes: int = 512 << 20
     """Limit of the window records; not used without the role `window`."""
-    listen: str = "127.0.0.1:0"
-    """Where other agents connect, "ip:port" as they are to spell it; port 0: any. Not used where
-    there is an entrypoint, which has an address."""
+    listen: str | None = None
+    """Where other agents connect, "ip:port" as they are to spell it, port 0: any; None: on
+    LISTEN_DEFAULT, or on the address of the entrypoint, which is refused beside another one."""
     listen_fd: int | None = None
     """An inherited listening TCP socket, in place of one on that address."""
     entrypoint: str | None = None
     """Name of this agent in the map's entrypoints: it listens on that address and holds a part of
     the window directory."""
-    name: str = ""
-    """What people call this agent; the entrypoint's name or the host's if empty."""
+    name: str | None = None
+    """What people call this agent, by the rule of names in the map; None: the entrypoint's name, or
+    what `fit_name` makes of the host's."""
     is_log_json: bool = False
     """Whether log lines are JSON objects."""
 
@@ -85,20 +90,27 @@ class AgentOptions:
         check_socket_path(self.socket_path)
         _check_number("--fetch-workers", self.fetch_workers, 1, FETCH_WORKERS_MAX)
         if self.has_arena:
-            _check_number("--arena", self.arena_bytes, ARENA_BYTES_MIN, ARENA_BYTES_MAX)
+            _check_size("--arena", self.arena_bytes, ARENA_BYTES_MIN, ARENA_BYTES_MAX)
             if self.arena_bytes % RUN_ALIGN_BYTES:
                 raise InvalidArgument(
-                    "--arena", given=self.arena_bytes, expected=f"a multiple of {RUN_ALIGN_BYTES}"
+                    "--arena",
+                    given=f"{self.arena_bytes} bytes",
+                    expected=f"a multiple of {RUN_ALIGN_BYTES}",
                 )
         if Role.WINDOW in self.roles:
             least, most = WINDOW_BYTES_MIN, ARENA_BYTES_MAX
-            _check_number("--window-memory", self.window_memory_bytes, least, most)
-        if len(self.name) > NAME_LENGTH_MAX or not self.name.isprintable():
-            raise InvalidArgument(
-                "--name", given=repr(self.name), expected=f"at most {NAME_LENGTH_MAX} characters"
-            )
-        if self.entrypoint is None and self.listen_fd is None:
-            check_listen_address(self.listen)
+            _check_size("--window-memory", self.window_memory_bytes, least, most)
+        if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
+            raise InvalidArgument("--name", given=repr(self.name), expected=NAME_RULE)
+        if self.listen is not None:
+            if self.entrypoint is not None:
+                raise InvalidArgument(
+                    "--listen",
+                    given=f"{self.listen!r} beside --entrypoint",
+                    expected="one of them: an entrypoint listens on its address in the map",
+                )
+            if self.listen_fd is None:
+                check_listen_address(self.listen)
 
     @property
     def has_arena(self) -> bool:
@@ -130,6 +142,25 @@ def check_listen_address(address: str) -> None:
         raise InvalidArgument("--listen", given=repr(address), expected=expected)
 
 
+def fit_name(host: str) -> str:
+    """What an agent is called on a host of this name: what of it the rule of names in the map
+    leaves. Of a name that is too long, its first part."""
+    fitting = re.sub(r"[^A-Za-z0-9._-]", "-", host.strip())
+    found = NAME_PATTERN.search(fitting)
+    if found is None:
+        return NAMELESS
+    name = found[0]
+    return name if found.end() == len(fitting) else name.split(".")[0]
+
+
+def format_size(size_bytes: int) -> str:
+    """A size as messages have it: with the largest unit that leaves at least 1, to a tenth."""
+    for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 1 << shift:
+            return f"{size_bytes / (1 << shift):.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes} B"
+
+
 def role_names(roles: Iterable[Role]) -> list[str]:
     """Names of roles in the order in which they are declared."""
     present = set(roles)
@@ -139,3 +170,9 @@ def role_names(roles: Iterable[Role]) -> list[str]:
 def _check_number(name: str, value: int, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgument(name, given=value, expected=f"{least} to {most}")
+
+
+def _check_size(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        expected = f"{format_size(least)} to {format_size(most)}"
+        raise InvalidArgument(name, given=format_size(value), expected=expected)

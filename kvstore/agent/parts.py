@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..agent_messages import FetchEnded, StoreEnded
+from ..arena.wakeup import Waker
 from ..client.statistics import NodeReport
 from ..key import Namespace
 from ..layout import BlockLayout
@@ -15,7 +16,7 @@ from .jobs import FetchJob, StoreJob
 class Jobs(Protocol):
     """Fetches into runs and saves out of them, by other processes."""
 
-    async def fetch(self, job: FetchJob, eventfd: int) -> FetchEnded:
+    async def fetch(self, job: FetchJob, waker: Waker) -> FetchEnded:
         """Returns, also when it is cancelled, only when nobody writes into the run any more."""
 
     async def store(self, job: StoreJob) -> StoreEnded:

@@ -7,7 +7,7 @@ import socket
 from ..cluster.address import host_of, port_of
 from ..cluster.entities import ClusterMap
 from ..errors import InvalidArgument, StoreError
-from .options import AgentOptions
+from .options import LISTEN_DEFAULT, AgentOptions
 
 LISTEN_BACKLOG = 1024
 
@@ -18,7 +18,7 @@ def listen_for_peers(options: AgentOptions, cluster_map: ClusterMap) -> socket.s
     Raises InvalidArgument for an entrypoint that is not in the map, or a descriptor that is no
     listening TCP socket; StoreError if the address cannot be listened on.
     """
-    address = options.listen
+    address = options.listen or LISTEN_DEFAULT
     if options.entrypoint is not None:
         known = cluster_map.entrypoint_by_name
         if options.entrypoint not in known:

@@ -17,10 +17,12 @@ class RequestRefused(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer. A copy of `descriptor` goes beside it; it must be open until `answer` returns."""
+    """An answer. A copy of `descriptor` goes beside it, which must be open until then."""
 
     message: Answer
     descriptor: int | None = None
+    is_descriptor_given: bool = False
+    """The session closes it, whether the answer can be sent or not."""
     is_last: bool = False
     """The session is closed once this is sent."""
 

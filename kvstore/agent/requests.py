@@ -23,7 +23,7 @@ from .options import Role, role_names
 from .parts import Store, Windows
 from .replies import Reply, RequestRefused, Running
 from .request_checks import find_namespace, keys_of, layout_of, require_role
-from .run_requests import ArenaParts, RunRequests
+from .run_requests import ArenaParts, RunRequests, copied_bytes
 from .session import OpenedNamespace, Session
 from .session_bounds import SessionBounds
 
@@ -96,6 +96,10 @@ class RequestHandler:
         if self.is_stopping:
             raise RequestRefused("it stops")
         return self._begin_by_type[type(request)](session, request)
+
+    def copied_bytes(self, session: Session, request: m.Request) -> int:
+        """See `session.Handler`."""
+        return copied_bytes(session, request) if isinstance(request, m.PutWindow) else 0
 
     def end_session(self, session: Session) -> None:
         """See `session.Handler`."""

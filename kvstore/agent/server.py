@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from .copy_turns import CopyTurns
 from .session import Handler, Peer, Session, SessionContext
 from .session_bounds import ByteBudget, SessionBounds
 
@@ -62,6 +63,9 @@ class UnixServer:
             loop=loop,
             bounds=self._bounds,
             total=ByteBudget(self._bounds.total_request_bytes_max),
+            total_unsent=ByteBudget(self._bounds.total_unsent_bytes_max),
+            make_room=self._make_room,
+            turns=CopyTurns(loop, self._bounds.copied_per_turn_bytes_max),
             scratch=memoryview(bytearray(SCRATCH_BYTES)),
             on_closed=self._forget,
         )
@@ -101,6 +105,7 @@ class UnixServer:
             "refused": self._counters.refused,
             "requests": sum(session.requests for session in self._sessions.values()),
             "request_bytes": self._context.total.taken_bytes,
+            "unsent_bytes": self._context.total_unsent.taken_bytes,
         }
 
     def _accept(self) -> None:
@@ -139,6 +144,15 @@ class UnixServer:
         self._counters.refused += 1
         log.warning("refused pid=%d uid=%d: %s", peer.pid, peer.uid, reason)
         sock.close()
+
+    def _make_room(self, asking: Session, length_bytes: int) -> None:
+        """All sessions together leave too much unread: the one that leaves most is ended."""
+
+        def unread_bytes(session: Session) -> int:
+            return session.unsent_bytes + (length_bytes if session is asking else 0)
+
+        most = max(self._sessions.values(), key=unread_bytes)
+        most.close("of all sessions it leaves most unread, and there is too much", logging.WARNING)
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.number]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ..agent_messages import Refused, Request, pack_message
@@ -18,6 +20,7 @@ from ..errors import StoreError
 from ..key import Namespace
 from ..layout import BlockLayout
 from .answer_queue import AnswerQueue
+from .copy_turns import CopyTurns
 from .message_reader import MalformedMessage, MessageReader
 from .replies import Reply, Running, refusal_of, work_to_reply
 from .session_bounds import ByteBudget, SessionBounds
@@ -47,6 +50,9 @@ class Handler(Protocol):
     def begin(self, session: Session, request: Request) -> Reply | Running:
         """Answers a request, or begins to. Raises StoreError to refuse it."""
 
+    def copied_bytes(self, session: Session, request: Request) -> int:
+        """How long a request will hold the thread by copying, as bytes; 0 for most."""
+
     def end_session(self, session: Session) -> None:
         """The session is gone. Its requests have been cancelled, and may take a moment to end."""
 
@@ -61,6 +67,11 @@ class SessionContext:
     loop: asyncio.AbstractEventLoop
     bounds: SessionBounds
     total: ByteBudget
+    """Of requests."""
+    total_unsent: ByteBudget
+    make_room: Callable[[Session, int], None]
+    """Ends the session that has most unsent, if so much more of this one is counted."""
+    turns: CopyTurns
     scratch: memoryview
     """What is received is put here first."""
     on_closed: Callable[[Session], None]
@@ -90,10 +101,14 @@ class Session:
             loop=context.loop,
             bytes_max=context.bounds.unsent_bytes_max,
             descriptors_max=context.bounds.unsent_descriptors_max,
+            total=context.total_unsent,
+            make_room=partial(context.make_room, self),
             on_failure=self._end_unread,
             on_sent=self._end_when_sent,
         )
         self._is_ending = False
+        self._is_held = False
+        """A request of it waits for its turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer()
         context.loop.add_reader(sock, self._receive)
@@ -102,6 +117,11 @@ class Session:
     def requests(self) -> int:
         """Requests that are not answered yet."""
         return len(self._running)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Memory of answers that it has not taken."""
+        return self._answers.unsent_bytes
 
     def tasks_awaited_at_stop(self) -> list[asyncio.Task[Reply]]:
         """Their answers are sent by whatever waits for them to be done."""
@@ -156,6 +176,10 @@ class Session:
         try:
             while completed < requests_max and (taken := self._reader.take()) is not None:
                 completed += 1
+                copied_bytes = self._context.handler.copied_bytes(self, taken[2])
+                if not self._context.turns.try_take(copied_bytes):
+                    self._wait_for_turn(copied_bytes, taken)
+                    break
                 self._begin(*taken)
                 if self.is_closed or self._is_ending:
                     return
@@ -163,9 +187,22 @@ class Session:
             self.close(f"malformed message: {error}", logging.WARNING)
             return
         self._look_at_begun(has_completed=completed > 0)
-        if completed == requests_max and not self.is_closed:
+        if completed == requests_max and not self._is_held and not self.is_closed:
             self._context.loop.remove_reader(self._socket)
             self._context.loop.call_soon(self._go_on)
+
+    def _wait_for_turn(self, copied_bytes: int, taken: tuple[int, int, Request]) -> None:
+        """A request that may not be begun yet holds up those behind it, and no other session."""
+
+        def go_on() -> None:
+            self._is_held = False
+            if not self.is_closed:
+                self._begin(*taken)
+            self._go_on()
+
+        self._is_held = True
+        self._context.loop.remove_reader(self._socket)
+        self._context.turns.wait(copied_bytes, go_on)
 
     def _go_on(self) -> None:
         if self.is_closed or self._is_ending:
@@ -181,7 +218,7 @@ class Session:
             return
         if has_completed or (begun_bytes and self._timer is None):
             self._stop_timer()
-            if begun_bytes:
+            if begun_bytes and not self._is_held:
                 self._start_timer()
 
     def _begin(self, request_id: int, request_bytes: int, request: Request) -> None:
@@ -228,8 +265,14 @@ class Session:
     # Out ------------------------------------------------------------------------------------------
 
     def _answer(self, request_id: int, reply: Reply) -> None:
-        if self.is_closed or self._is_ending:
-            return
+        try:
+            if not self.is_closed and not self._is_ending:
+                self._send(request_id, reply)
+        finally:
+            if reply.descriptor is not None and reply.is_descriptor_given:
+                os.close(reply.descriptor)
+
+    def _send(self, request_id: int, reply: Reply) -> None:
         try:
             data = pack_message(request_id, reply.message)
         except ValueError as error:

@@ -21,11 +21,15 @@ class SessionBounds:
     waiting_max: int = 16_384
     """Requests for a run that wait in line, of all sessions."""
     unsent_bytes_max: int = 4 << 20
-    """Answers that one session has not read."""
+    """Answers that one session has not read, and what holds them (answer_queue)."""
+    total_unsent_bytes_max: int = 256 << 20
+    """The same of all sessions."""
     unsent_descriptors_max: int = 256
     """Descriptors beside them: each is a copy, whatever became of its run since."""
     requests_per_visit_max: int = 16
     """After so many of one session the others have their turn."""
+    copied_per_turn_bytes_max: int = 4 << 20
+    """Window records of all sessions that are copied in one turn of the event loop: about 3 ms."""
     request_bytes_max: int = 32 << 20
     """Requests of one session that are begun, or not answered yet."""
     total_request_bytes_max: int = 256 << 20

@@ -2,7 +2,8 @@
 
     PATH        the socket, mode 0600, removed when the agent ends
     PATH.lock   locked (flock) as long as an agent serves PATH; it stays, so that nobody can hold a
-                lock on a file that is not there any more
+                lock on a file that is not there any more. Only a start that fails before it serves
+                takes it away again, if it made it
 
 An agent that was killed leaves the socket behind. Its lock is gone with it, so that the next one
 may replace the socket. What is no socket is never replaced.
@@ -10,6 +11,7 @@ may replace the socket. What is no socket is never replaced.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -23,26 +25,33 @@ from .options import check_socket_path
 
 LISTEN_BACKLOG = 1024
 LOCK_ATTEMPTS = 10
+FOLDER_EXPECTED = "a path in a folder that this user may write in"
 _PID_DIGITS_MAX = 20
 
 
 class SocketFile:
     """A listening Unix socket at a path, and the lock on it. Close it, or use it in `with`.
 
-    Raises InvalidArgument for a path that is too long or is taken by something else than a socket,
-    StoreError if somebody serves it, or the system refuses.
+    Raises InvalidArgument for a path that is too long, is taken by something else than a socket, or
+    lies in a folder that is not there or cannot be written in; StoreError if somebody serves it, or
+    the system refuses.
     """
 
     def __init__(self, path: Path, pid: int) -> None:
         check_socket_path(path)
         self.path = path
-        self._lock = _lock(path.with_name(path.name + ".lock"), path, pid)
+        self._lock_path = path.with_name(path.name + ".lock")
+        self._lock, self._removes_lock = _lock(self._lock_path, path, pid)
         try:
             _remove_stale(path)
             self.listener, self._identity = _listen(path)
         except BaseException:
-            os.close(self._lock)
+            self._release_lock()
             raise
+
+    def keep_lock(self) -> None:
+        """The agent serves from now on: the lock's file stays when it ends."""
+        self._removes_lock = False
 
     def close(self) -> None:
         """Nobody can connect any more; sessions go on. May be called again."""
@@ -55,6 +64,12 @@ class SocketFile:
                 os.unlink(self.path)
         except FileNotFoundError:
             pass  # somebody removed it, which ends nothing
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        # While it is held: whoever waits for it sees that its file is gone, and makes it anew.
+        if self._removes_lock and _is_at(self._lock_path, self._lock):
+            self._lock_path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
 
@@ -70,14 +85,16 @@ class SocketFile:
         self.close()
 
 
-def _lock(lock_path: Path, path: Path, pid: int) -> int:
-    """Descriptor of the locked file, with our pid in it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+def _lock(lock_path: Path, path: Path, pid: int) -> tuple[int, bool]:
+    """Descriptor of the locked file, with our pid in it, and whether we made the file."""
     for _ in range(LOCK_ATTEMPTS):
         try:
-            descriptor = os.open(lock_path, flags, 0o600)
+            descriptor, is_new = _open_lock(lock_path)
+        except FileNotFoundError:
+            _refuse_missing_folder(path)
+            continue  # somebody removed the file just now
         except OSError as error:
-            raise StoreError(f"socket {path}: {lock_path.name}: {error.strerror}") from error
+            raise _lock_refused(lock_path, path, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -89,10 +106,41 @@ def _lock(lock_path: Path, path: Path, pid: int) -> int:
         if _is_at(lock_path, descriptor):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{pid}\n".encode(), 0)
-            return descriptor
+            return descriptor, is_new
         # Somebody removed the file between our opening it and our lock.
         os.close(descriptor)
     raise StoreError(f"socket {path}: {lock_path.name} is removed again and again")
+
+
+def _open_lock(lock_path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(lock_path, flags | os.O_CREAT | os.O_EXCL, 0o600), True
+    except FileExistsError:
+        return os.open(lock_path, flags), False
+
+
+def _refuse_missing_folder(path: Path) -> None:
+    """Raises InvalidArgument if the folder of the socket is not there."""
+    if not path.parent.is_dir():
+        raise InvalidArgument(
+            "--socket",
+            given=f"{path}, but folder {path.parent} is not there",
+            expected=FOLDER_EXPECTED,
+        )
+
+
+def _lock_refused(lock_path: Path, path: Path, error: OSError) -> StoreError:
+    """What a lock file that cannot be opened means for whoever gave the socket's path."""
+    if isinstance(error, NotADirectoryError):
+        why = f"{path.parent} is no folder"
+    elif error.errno in (errno.EACCES, errno.EPERM) and os.path.lexists(lock_path):
+        why = f"{lock_path.name} beside it is another user's"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        why = f"cannot write in folder {path.parent}: {error.strerror}"
+    else:
+        return StoreError(f"socket {path}: {lock_path.name}: {error.strerror}")
+    return InvalidArgument("--socket", given=f"{path}, but {why}", expected=FOLDER_EXPECTED)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -116,7 +116,7 @@ def _die_with_parent() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """A connection for each node, and an eventfd for each job."""
+    """A connection for each node, and a waker for each job."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

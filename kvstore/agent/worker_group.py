@@ -1,4 +1,4 @@
-"""The workers of one kind, and the jobs that wait for them, first come, first served.
+"""The workers of one kind, and the jobs that wait for them (whose turn it is: job_queue).
 
 A job that cannot be done ends at once without a result: an engine computes what it does not get.
 """
@@ -6,16 +6,18 @@ A job that cannot be done ends at once without a result: an engine computes what
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .job_queue import JobQueue
 from .worker_process import WorkerCommand
 from .worker_slot import START_DEADLINE_S, WorkerSlot
 from .worker_task import WorkerTask
 
 WAITING_JOBS_MAX = 1024
+"""Of one session half at most."""
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class GroupCounters:
     lost: int = 0
     """Their worker ended under them."""
     refused: int = 0
-    """There was no worker, or the queue was full."""
+    """There was no worker, or the queue was full, or held enough of the session's."""
     overdue: int = 0
     """Their deadline passed in the queue."""
     cancelled: int = 0
@@ -47,7 +49,7 @@ class WorkerGroup:
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._waiting: deque[WorkerTask] = deque()
+        self._waiting = JobQueue()
         self._is_stopping = False
         self.counters = GroupCounters()
         self._slots = [
@@ -77,12 +79,12 @@ class WorkerGroup:
     def submit(self, task: WorkerTask) -> None:
         """Have a job done; `task.ended` says when it is."""
         is_possible = any(slot.is_hopeful for slot in self._slots) and not self._is_stopping
-        if not is_possible or len(self._waiting) >= WAITING_JOBS_MAX:
+        if not is_possible or not self._waiting.has_room(task.owner, WAITING_JOBS_MAX):
             self.counters.refused += 1
             task.end(None)
             return
         task.ended.add_done_callback(lambda _: self._count(task))
-        self._waiting.append(task)
+        self._waiting.add(task)
         delay_s = max(task.due_s - self._clock(), 0.0)
         task.set_timer(self._loop.call_later(delay_s, self._drop_overdue, task))
         self._hand_out()
@@ -102,8 +104,9 @@ class WorkerGroup:
         `deadline_s` from now."""
         self._is_stopping = True
         due_s = self._clock() + deadline_s
-        while self._waiting:
-            self.give_up(self._waiting[0])
+        while (task := self._waiting.take_any()) is not None:
+            self.counters.cancelled += 1
+            task.end(None)
         running = [task.ended for slot in self._slots for task in slot.tasks]
         if running:
             await asyncio.wait(running, timeout=deadline_s)
@@ -126,15 +129,18 @@ class WorkerGroup:
 
     def _hand_out(self) -> None:
         """Give waiting jobs to the workers that have the least to do."""
+        running = Counter(task.owner for slot in self._slots for task in slot.tasks)
         while self._waiting:
             free = [slot for slot in self._slots if slot.has_room]
-            if not free:
+            task = self._waiting.take(running, sum(slot.free_places for slot in free))
+            if task is None:
                 break
-            min(free, key=lambda slot: slot.load_blocks).give(self._waiting.popleft())
+            running[task.owner] += 1
+            min(free, key=lambda slot: slot.load_blocks).give(task)
         if not any(slot.is_hopeful for slot in self._slots):
-            while self._waiting:
+            while (task := self._waiting.take_any()) is not None:
                 self.counters.refused += 1
-                self._waiting.popleft().end(None)
+                task.end(None)
 
     def _drop_overdue(self, task: WorkerTask) -> None:
         self._waiting.remove(task)

@@ -106,7 +106,12 @@ class WorkerSlot:
 
     @property
     def has_room(self) -> bool:
-        return self.is_ready and len(self._tasks) < self._jobs_max
+        return self.free_places > 0
+
+    @property
+    def free_places(self) -> int:
+        """Jobs that its worker could be given now."""
+        return self._jobs_max - len(self._tasks) if self.is_ready else 0
 
     @property
     def is_ready(self) -> bool:

@@ -15,18 +15,31 @@ class WorkerTask:
     """`ended` gets what the worker reports, None if no worker did it. Then, and not before, nothing
     of the run is written any more."""
 
-    __slots__ = ("blocks", "descriptor", "due_s", "ended", "is_given_up", "order", "slot", "timer")
+    __slots__ = (
+        "blocks",
+        "descriptor",
+        "due_s",
+        "ended",
+        "is_given_up",
+        "order",
+        "owner",
+        "slot",
+        "timer",
+    )
 
     def __init__(
         self,
         order: FetchPiece | SavePiece,
         *,
+        owner: int,
         blocks: int,
         due_s: float,
         descriptor: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.order = order
+        self.owner = owner
+        """Number of the session that waits for it."""
         self.blocks = blocks
         self.due_s = due_s
         self.descriptor = descriptor

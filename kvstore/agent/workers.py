@@ -7,9 +7,7 @@ what stands in the arena, where any engine may scribble.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ..agent_messages import FetchEnded, StoreEnded
 from ..arena.progress import ProgressWriter, begin_table, clear_table
 from ..arena.region import ArenaRegion, RunMemory
 from ..arena.run_layout import RunLayout
+from ..arena.wakeup import Waker
 from ..client.results import FetchEnd
 from ..cluster.placement import SPAN_BLOCKS
 from ..key import KEY_BYTES
@@ -36,9 +35,10 @@ from .worker_group import WorkerGroup
 from .worker_process import WorkerCommand
 from .worker_task import WorkerTask
 
-FETCHES_PER_WORKER = 8
-SAVES_PER_WORKER = 2
-"""One is encoded while another waits for its nodes."""
+FETCHES_PER_WORKER = 16
+"""Of which one session has 8 at most (job_queue.py); more at a time bring no more."""
+SAVES_PER_WORKER = 4
+"""So that one session may have two: one is encoded while another waits for its nodes."""
 STORE_NICENESS = 5
 """Somebody waits for a fetch, nobody for a save (docs/decisions/0025)."""
 
@@ -96,13 +96,13 @@ class WorkerPool:
         self._is_stopped = True
         self._region.close()
 
-    async def fetch(self, job: FetchJob, eventfd: int) -> FetchEnded:
+    async def fetch(self, job: FetchJob, waker: Waker) -> FetchEnded:
         """Fill a run; its progress table begins anew in this call's first step, before anything is
         waited for. A fetch of no blocks has none.
 
         Returns, also when it is cancelled, only when nothing of the run is written any more. Blocks
         that no worker could bring (queue full, worker lost) end the fetch as DEADLINE: they may
-        well be stored, unlike those of TOO_FEW_SHARDS. `eventfd` stays the caller's and must be
+        well be stored, unlike those of TOO_FEW_SHARDS. `waker` stays the caller's and must be
         open until the return. Raises InvalidArgument if the run does not lie in the arena.
         """
         started_at_s = self._clock()
@@ -118,14 +118,14 @@ class WorkerPool:
         )
         first = job.first_block
         begin_table(run, [(piece.first - first, piece.end - first) for piece in pieces])
-        tasks = self._fetch_tasks(job, pieces, eventfd, started_at_s + job.deadline_s)
+        tasks = self._fetch_tasks(job, pieces, waker, started_at_s + job.deadline_s)
         try:
             await _end_all(self._fetch, tasks)
         finally:
             for number, task in enumerate(tasks):
                 if task.ended.result() is None:
                     # Its worker is gone, so that this process is the row's one writer now.
-                    _end_row(run, number, eventfd)
+                    _end_row(run, number, waker)
         result = combine_pieces(pieces, [_piece_result(task) for task in tasks])
         self._fetched["blocks"] += result.blocks
         self._fetched["bytes"] += result.blocks * job.namespace.layout.block_bytes
@@ -151,6 +151,7 @@ class WorkerPool:
             return StoreEnded()
         task = WorkerTask(
             _save_order(job),
+            owner=job.owner,
             blocks=job.blocks,
             due_s=started_at_s + job.deadline_s,
             descriptor=None,
@@ -176,16 +177,17 @@ class WorkerPool:
         return self._region.run(job.run_offset, RunLayout(job.namespace.layout, job.run_blocks))
 
     def _fetch_tasks(
-        self, job: FetchJob, pieces: Sequence[PlannedPiece], eventfd: int, due_s: float
+        self, job: FetchJob, pieces: Sequence[PlannedPiece], waker: Waker, due_s: float
     ) -> list[WorkerTask]:
         """One task for each piece, handed to the workers."""
         namespace = NamespaceSpec.of(job.namespace)
         tasks = [
             WorkerTask(
                 _fetch_order(job, namespace, number, piece),
+                owner=job.owner,
                 blocks=piece.blocks,
                 due_s=due_s,
-                descriptor=eventfd,
+                descriptor=waker.fileno(),
                 loop=self._loop,
             )
             for number, piece in enumerate(pieces)
@@ -267,8 +269,6 @@ def _store_result(task: WorkerTask) -> StoreEnded:
     )
 
 
-def _end_row(run: RunMemory, piece: int, eventfd: int) -> None:
+def _end_row(run: RunMemory, piece: int, waker: Waker) -> None:
     ProgressWriter(run, piece).end(0)
-    # A count that is at its limit wakes the reader just as well.
-    with suppress(BlockingIOError):
-        os.eventfd_write(eventfd, 1)
+    waker.wake()

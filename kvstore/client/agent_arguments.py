@@ -67,10 +67,21 @@ def check_leased_blocks(blocks: int, *, asked: int) -> None:
         raise InvalidArgument("leased blocks", given=blocks, expected=f"at most {asked}")
 
 
+def check_record_place(place: object, name: str) -> None:
+    """There is something to take a window record from, or to put one into."""
+    if place is None:
+        raise InvalidArgument(name, given="None", expected=f"a buffer or an ArenaRun{_hint(place)}")
+
+
+def _hint(run: object) -> str:
+    """Where a None comes from."""
+    return "; lease_run and lease_window give None when the arena is full" if run is None else ""
+
+
 def check_run(run: ArenaRun, layout: BlockLayout, blocks: int) -> None:
     """The run was leased for this layout, and has room for so many blocks."""
     if not isinstance(run, ArenaRun):
-        raise InvalidArgument("run", given=type(run).__name__, expected="an ArenaRun")
+        raise InvalidArgument("run", given=type(run).__name__, expected=f"an ArenaRun{_hint(run)}")
     if run.layout.layout.fingerprint != layout.fingerprint:
         raise InvalidArgument(
             "run",

@@ -171,18 +171,19 @@ class BlockingAgentClient(BlockingClient[AgentClient]):
         is_by_layer: bool = True,
         deadline_s: float = 2.0,
     ) -> RunOperation[FetchResult]:
-        """See AgentClient.fetch_run."""
-        return self._run(
-            self._client.fetch_run(
+        """See AgentClient.fetch_run. Begins it; `join` of what is returned gives the result."""
+
+        async def begin() -> RunOperation[FetchResult]:
+            return self._client.fetch_run(
                 namespace,
                 keys,
                 run,
                 first_block=first_block,
                 is_by_layer=is_by_layer,
                 deadline_s=deadline_s,
-            ),
-            "fetch_run",
-        )
+            )
+
+        return self._run(begin(), "fetch_run")
 
     def save_run(
         self,
@@ -194,18 +195,19 @@ class BlockingAgentClient(BlockingClient[AgentClient]):
         ttl_class: str = "chat",
         deadline_s: float = 10.0,
     ) -> RunOperation[SaveResult]:
-        """See AgentClient.save_run."""
-        return self._run(
-            self._client.save_run(
+        """See AgentClient.save_run. Hands it over; `join` of what is returned gives the result."""
+
+        async def hand_over() -> RunOperation[SaveResult]:
+            return self._client.save_run(
                 namespace,
                 keys,
                 run,
                 first_block=first_block,
                 ttl_class=ttl_class,
                 deadline_s=deadline_s,
-            ),
-            "save_run",
-        )
+            )
+
+        return self._run(hand_over(), "save_run")
 
     # Window state -------------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
     async with AgentClient.connect("/run/cachalot/agent.sock") as agent:   # or AgentClient.open(..)
         found = await agent.match(ns, tokens)
         run = await agent.lease_run(ns, found.plan.stored_blocks)
-        fetch = await agent.fetch_run(ns, found.keys[: run.blocks], run)
-        await run.until_ready(section=0, blocks=run.blocks, deadline_s=1.0)
+        if run is not None:  # it is None, or has fewer blocks, when the arena is full
+            with run:
+                fetch = agent.fetch_run(ns, found.keys[: run.blocks], run)  # begins it
+                await run.until_ready(section=0, blocks=run.blocks, deadline_s=1.0)
+                print((await fetch).blocks)
 
 `match`, `fetch`, `save`, `forget` and `node_reports` are those of `StoreClient`, and so is what
 they take, return and refuse. Beyond that every call may raise AgentUnreachable: at once if the

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
+import struct
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +34,9 @@ from .agent_session import AgentSession, Received
 from .arena_run import ArenaRun
 
 SOCKET_PATH_BYTES_MAX = 107
+ROOT_UID = 0
+_CREDENTIALS = struct.Struct("iII")
+"""struct ucred of unix(7): pid, uid, gid."""
 CONNECT_DEADLINE_S = 2.0
 OPEN_DEADLINE_S = 2.0
 BACKOFF_FIRST_S = 0.1
@@ -45,8 +51,9 @@ class AgentConnection:
     welcome: Welcome
     region: ArenaRegion | None
     """None for an agent without an arena."""
-    runs: dict[int, ArenaRun] = field(default_factory=dict)
-    """Those that this client has, by number."""
+    runs: dict[int, weakref.ref[ArenaRun]] = field(default_factory=dict)
+    """Those that this client has, by number. It is the caller who holds them: one that nobody holds
+    any more is given back."""
     namespaces: dict[tuple[bytes, bytes], asyncio.Future[Received]] = field(default_factory=dict)
 
     async def open_namespace(
@@ -79,7 +86,8 @@ class AgentConnection:
         or AgentError if the run is lost."""
         check_run(run, layout, blocks)
         run.check_idle()
-        if self.runs.get(run.number) is not run:
+        held = self.runs.get(run.number)
+        if held is None or held() is not run:
             raise InvalidArgument(
                 "run", given="a run of another client", expected="one that this client leased"
             )
@@ -94,8 +102,9 @@ class AgentConnection:
     def lose(self, error: AgentError) -> None:
         """The session has ended."""
         runs, self.runs = self.runs, {}
-        for run in runs.values():
-            run.lose(error)
+        for held in runs.values():
+            if (run := held()) is not None:
+                run.lose(error)
         if self.region is not None:
             self.region.close()
 
@@ -177,9 +186,7 @@ class AgentLink:
         connected = connect_socket(self.path)
         session = AgentSession(connected, self.path, self._loop, self._on_session_end)
         try:
-            received = await session.receive(
-                Hello(version=PROTOCOL_VERSION, client=self._name), CONNECT_DEADLINE_S
-            )
+            received = await self._greet(session, connected)
             welcome = session.expect(received, Welcome)
             region = None if received.descriptor is None else _map_arena(received.descriptor)
             try:
@@ -195,6 +202,18 @@ class AgentLink:
                 raise AgentUnreachable(self.path, str(error)) from error
             raise
         return AgentConnection(session, welcome, region)
+
+    async def _greet(self, session: AgentSession, connected: socket.socket) -> Received:
+        """The agent's word of welcome, or a refusal. Raises AgentUnreachable."""
+        agent_uid = read_listener_uid(connected)
+        hello = Hello(version=PROTOCOL_VERSION, client=self._name)
+        try:
+            return await session.receive(hello, CONNECT_DEADLINE_S)
+        except AgentUnreachable as error:
+            if session.has_hung_up:
+                detail = explain_hang_up(agent_uid, os.geteuid())
+                raise AgentUnreachable(self.path, detail) from error
+            raise
 
     def _check_greeting(self, session: AgentSession, welcome: Welcome) -> None:
         """Raises AgentError if this is no agent to work with, or gone by now."""
@@ -246,13 +265,46 @@ def connect_socket(path: Path) -> socket.socket:
     except BlockingIOError as error:
         connected.close()
         raise AgentUnreachable(path, "too many wait to be connected") from error
-    except FileNotFoundError as error:
-        connected.close()
-        raise AgentUnreachable(path, "there is no such socket; is the agent running?") from error
     except OSError as error:
         connected.close()
-        raise AgentUnreachable(path, error.strerror or str(error)) from error
+        raise AgentUnreachable(path, _explain_failure(path, error)) from error
     return connected
+
+
+def _explain_failure(path: Path, error: OSError) -> str:
+    """Why nothing could be connected to, and what may help."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such socket; is the agent running?"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}; an agent takes only processes of its own user, and of root"
+    if isinstance(error, ConnectionRefusedError):
+        # The system says so of files of any kind.
+        try:
+            is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+        except OSError:
+            is_socket = True  # gone by now: there was one
+        if is_socket:
+            return f"{error.strerror}: nobody listens there; is the agent running?"
+        return "this is no socket, but a file or folder of another kind"
+    return error.strerror or str(error)
+
+
+def read_listener_uid(connected: socket.socket) -> int:
+    """The user who listens at the other end, as the system noted it (unix(7))."""
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    uid: int = _CREDENTIALS.unpack(found)[1]
+    return uid
+
+
+def explain_hang_up(agent_uid: int, own_uid: int) -> str:
+    """Why an agent closes a connection before it has answered anything."""
+    detail = "it closed the connection before it answered"
+    if own_uid not in (agent_uid, ROOT_UID):
+        return (
+            f"{detail}: it runs as user {agent_uid}, and takes only processes of its own user, "
+            f"and of root; this one is of user {own_uid}"
+        )
+    return f"{detail}: it ends, or has as many sessions as it takes; its log says which"
 
 
 def _map_arena(descriptor: int) -> ArenaRegion:

@@ -56,12 +56,23 @@ class WindowFetch:
 class RunOperation(Generic[ResultT]):
     """A fetch into a run, or a save out of one, that goes on while its caller does other things.
 
-    `await` it in an event loop, or `join` it in a thread; as often as wanted. Either raises
-    AgentError if the agent refused, or has gone.
+    It runs already. `await` it in an event loop, or `join` it in a thread, for its result; as often
+    as wanted. Either raises AgentError if the agent refused, or has gone.
     """
 
-    def __init__(self, future: Future[ResultT]) -> None:
+    def __init__(self, future: Future[ResultT], what: str) -> None:
+        """`what`: a name for people."""
         self._future = future
+        self._what = what
+
+    def __repr__(self) -> str:
+        if not self._future.done():
+            state = "running"
+        elif (error := self._future.exception()) is not None:
+            state = f"failed: {error}"
+        else:
+            state = repr(self._future.result())
+        return f"<RunOperation {self._what}: {state}>"
 
     @property
     def is_done(self) -> bool:

@@ -37,7 +37,7 @@ class AgentRunCalls(AgentAccess):
             deadline_s=deadline_s,
         )
 
-    async def fetch_run(
+    def fetch_run(
         self,
         namespace: Namespace,
         keys: Sequence[bytes],
@@ -48,7 +48,8 @@ class AgentRunCalls(AgentAccess):
         deadline_s: float = 2.0,
     ) -> RunOperation[FetchResult]:
         """Begin to read blocks `first_block` to the end of `keys` into a run, from its first block
-        on. Returns at once; the run says what is ready.
+        on. No coroutine: the call begins it, and returns at once; the run says what is ready, and
+        `await` of what is returned gives the result. To be called in the client's event loop.
 
         `is_by_layer`: the first section of all blocks before the second, and so on; else block
         after block. Raises InvalidArgument, ClientClosed, AgentError.
@@ -66,7 +67,7 @@ class AgentRunCalls(AgentAccess):
             deadline_s=bound_deadline(deadline_s),
         )
 
-    async def save_run(
+    def save_run(
         self,
         namespace: Namespace,
         keys: Sequence[bytes],
@@ -77,7 +78,9 @@ class AgentRunCalls(AgentAccess):
         deadline_s: float = 10.0,
     ) -> RunOperation[SaveResult]:
         """Hand a run over: its first blocks are saved as blocks `first_block` to the end of `keys`.
-        Returns at once; the run is the agent's, whatever becomes of this client.
+        No coroutine: the call hands it over, and returns at once; the run is the agent's, whatever
+        becomes of this client. `await` of what is returned gives the result. To be called in the
+        client's event loop.
 
         Raises InvalidArgument, ClientClosed, AgentError.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -93,7 +94,7 @@ class AgentRuns:
             loop=self._loop,
             clock=self._clock,
         )
-        connection.runs[leased.run] = run
+        connection.runs[leased.run] = weakref.ref(run)
         return run
 
     def begin_fetch(
@@ -111,9 +112,10 @@ class AgentRuns:
         blocks = len(keys) - first_block
         connection.check_idle_run(run, layout, blocks)
         outcome: Future[FetchResult] = Future()
+        operation = RunOperation(outcome, f"fetch of {blocks} blocks into run {run.number}")
         if blocks == 0:
             outcome.set_result(FetchResult(blocks=0, ended=FetchEnd.COMPLETE))
-            return RunOperation(outcome)
+            return operation
         run.begin_fetch()
         request = FetchRun(
             run=run.number,
@@ -137,7 +139,7 @@ class AgentRuns:
             run.end_fetch()
 
         answer.add_done_callback(settle)
-        return RunOperation(outcome)
+        return operation
 
     def begin_save(
         self,
@@ -154,10 +156,11 @@ class AgentRuns:
         blocks = len(keys) - first_block
         connection.check_idle_run(run, layout, blocks)
         outcome: Future[SaveResult] = Future()
+        operation = RunOperation(outcome, f"save of {blocks} blocks out of run {run.number}")
         if blocks == 0:
             run.release()
             outcome.set_result(SaveResult(stored=0, known=0, failed=0))
-            return RunOperation(outcome)
+            return operation
         run.hand_over()
         connection.runs.pop(run.number, None)
         request = StoreRun(
@@ -185,7 +188,7 @@ class AgentRuns:
                 outcome.set_exception(error)
 
         answer.add_done_callback(settle)
-        return RunOperation(outcome)
+        return operation
 
     def _give_back(self, connection: AgentConnection, number: int) -> None:
         """Called by whatever thread releases a run."""

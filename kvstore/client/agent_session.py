@@ -79,6 +79,8 @@ class AgentSession:
     ) -> None:
         self.path = path
         self.failure: AgentError | None = None
+        self.has_hung_up = False
+        """The agent's end is gone; nothing that was said wrong has ended the session."""
         self._socket = connected
         self._loop = loop
         self._on_end = on_end
@@ -236,6 +238,7 @@ class AgentSession:
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > len(self._waiting):
             self.close(AgentUnreachable(self.path, "more descriptors than were asked for"))
         elif not data:
+            self.has_hung_up = True
             self.close(AgentUnreachable(self.path, "it has ended, or closed the connection"))
         else:
             self._received += data
@@ -303,6 +306,7 @@ class AgentSession:
             self.close(AgentUnreachable(self.path, detail))
 
     def _fail(self, error: OSError) -> None:
+        self.has_hung_up = True
         self.close(AgentUnreachable(self.path, error.strerror or str(error)))
 
 

@@ -15,11 +15,12 @@ from ..agent_messages import (
 )
 from ..errors import AgentRefused
 from ..layout import BlockLayout
+from .agent_arguments import check_record_place
 from .agent_link import AgentConnection
 from .agent_results import WindowFetch
 from .agent_runs import LEASE_SHARE, LEAST_DEADLINE_S, AgentRuns
 from .arena_run import ArenaRun
-from .arguments import hold_buffers
+from .arguments import hold_record
 from .run_copy import copy_into_run, copy_out_of_run
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ class AgentWindows:
         *,
         deadline_s: float,
     ) -> bool:
+        check_record_place(record, "record")
         if isinstance(record, ArenaRun):
             connection.check_idle_run(record, layout, 1)
             request = PutWindow(namespace=namespace, key=key, run=record.number)
             return (await connection.session.ask(request, Done, deadline_s)).is_kept
         end_at_s = self._clock() + deadline_s
-        views, held = hold_buffers([record], layout.block_bytes, writable=False)
+        views, held = hold_record(record, layout.block_bytes, "record", writable=False)
         with held:
             run = await self.lease(
                 connection, namespace, layout, deadline_s=deadline_s * LEASE_SHARE
@@ -100,6 +102,7 @@ class AgentWindows:
         *,
         deadline_s: float,
     ) -> WindowFetch:
+        check_record_place(into, "into")
         if isinstance(into, ArenaRun):
             connection.check_idle_run(into, layout, 1)
             request = FetchWindow(
@@ -108,7 +111,7 @@ class AgentWindows:
             found = await connection.session.ask(request, WindowFetched, deadline_s)
             return WindowFetch(is_found=found.is_found, host=found.host, elapsed_s=found.elapsed_s)
         started_at_s = self._clock()
-        views, held = hold_buffers([into], layout.block_bytes, writable=True)
+        views, held = hold_record(into, layout.block_bytes, "into", writable=True)
         with held:
             run = await self.lease(
                 connection, namespace, layout, deadline_s=deadline_s * LEASE_SHARE

@@ -10,6 +10,7 @@ import asyncio
 import math
 import os
 import select
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
@@ -20,7 +21,8 @@ from typing import Self
 from ..arena.progress import ProgressReader, clear_table, has_table
 from ..arena.region import RunMemory
 from ..arena.run_layout import RunLayout
-from ..errors import AgentError, InvalidArgument
+from ..arena.wakeup import drain
+from ..errors import AgentError, InvalidArgument, StoreError
 
 SLEEP_S_MAX = 3600.0
 """The kernel counts milliseconds in 32 bits."""
@@ -38,34 +40,46 @@ class ArenaRun:
     """Memory for `blocks` blocks, laid out section by section. Release it, or use it in `with`.
 
     After the release, and after a call raised AgentError, the memory may be somebody else's: views
-    of it must not be used any more. One thread at a time waits for a run, either by `wait_ready`
-    or, in the client's event loop, by `until_ready`.
+    of it must not be used any more. A run that is forgotten is released when the interpreter finds
+    out, with a ResourceWarning; so keep it as long as views of it are used. One thread at a time
+    waits for a run, either by `wait_ready` or, in the client's event loop, by `until_ready`.
     """
 
     def __init__(
         self,
         memory: RunMemory,
         number: int,
-        eventfd: int,
+        wakeup: int,
         *,
         give_back: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
     ) -> None:
-        """The run owns `eventfd` from now on."""
+        """The run owns `wakeup`, the reading end of its wake-ups, from now on."""
         self.number = number
         self._memory = memory
-        self._eventfd = eventfd
+        self._wakeup = wakeup
+        self._bell = -1
+        """Eventfd of this process alone, by which it wakes a thread of its own that waits."""
         self._give_back = give_back
         self._loop = loop
         self._clock = clock
         self._state = _State.LEASED
         self._failure: AgentError | None = None
         self._is_answered = False
+        self._is_cut_off = False
+        """Nobody has the writing end any more."""
         self._progress: ProgressReader | None = None
         self._state_lock = Lock()
         self._waiting_lock = Lock()
         self._sleepers: set[asyncio.Future[None]] = set()
+
+    def __repr__(self) -> str:
+        layout = self._memory.layout
+        return (
+            f"<ArenaRun {self.number}: {layout.blocks} blocks of {layout.layout.block_bytes} "
+            f"bytes, {self._state.value}>"
+        )
 
     @property
     def blocks(self) -> int:
@@ -106,14 +120,15 @@ class ArenaRun:
     @property
     def is_ended(self) -> bool:
         """Nothing more comes; also where no fetch was begun, or the run is lost."""
-        if self._state is not _State.FETCHING or self._is_answered:
+        if self._state is not _State.FETCHING or self._is_answered or self._is_cut_off:
             return True
         progress = self._read_progress()
         return progress is not None and progress.is_ended
 
     def wait_ready(self, section: int, blocks: int, deadline_s: float) -> int:
         """Block this thread until `blocks` leading blocks have the section, nothing more comes, or
-        `deadline_s` is over; the number that have it. Raises AgentError as soon as the agent dies.
+        `deadline_s` is over; the number that have it. Returns or raises AgentError as soon as the
+        agent dies; raises StoreError if the system has no descriptor to wait with.
         """
         end_s = self._clock() + deadline_s
         if not self._waiting_lock.acquire(timeout=min(max(deadline_s, 0.0), SLEEP_S_MAX)):
@@ -126,10 +141,14 @@ class ArenaRun:
                 left_s = end_s - self._clock()
                 if ready >= blocks or is_ended or left_s <= 0:
                     return ready
+                if self._bell < 0:
+                    self._make_bell()
+                    continue  # what came before there was one
                 poll = select.poll()
-                poll.register(self._eventfd, select.POLLIN)
+                poll.register(self._wakeup, select.POLLIN)
+                poll.register(self._bell, select.POLLIN)
                 poll.poll(math.ceil(min(left_s, SLEEP_S_MAX) * 1000))
-                self._clear_event()
+                self._clear_events()
         finally:
             self._waiting_lock.release()
 
@@ -149,29 +168,46 @@ class ArenaRun:
         sleeper: asyncio.Future[None] = self._loop.create_future()
         with self._state_lock:  # a thread that releases the run closes the descriptor
             self._check()
-            if not self._sleepers:
-                self._loop.add_reader(self._eventfd, self._wake_sleepers)
+            if self._is_answered:
+                sleeper.set_result(None)  # nothing will change any more
+            if not self._sleepers and not self._is_cut_off:
+                self._loop.add_reader(self._wakeup, self._note_wakeup)
             self._sleepers.add(sleeper)
         try:
             await asyncio.wait({sleeper}, timeout=max(deadline_s, 0.0))
         finally:
             with self._state_lock:
                 self._sleepers.discard(sleeper)
-                if not self._sleepers and self._eventfd >= 0:
-                    self._loop.remove_reader(self._eventfd)
+                if not self._sleepers and self._wakeup >= 0:
+                    self._loop.remove_reader(self._wakeup)
+
+    def _note_wakeup(self) -> None:
+        """In the loop: there is something at the reading end, perhaps its end."""
+        with self._state_lock:
+            if self._wakeup < 0:
+                return
+            self._is_cut_off = not drain(self._wakeup)
+            if self._is_cut_off:
+                self._loop.remove_reader(self._wakeup)
+        self._wake_sleepers()
 
     def _wake_sleepers(self) -> None:
-        self._clear_event()
         for sleeper in self._sleepers:
             if not sleeper.done():
                 sleeper.set_result(None)
 
-    def _clear_event(self) -> None:
-        """Before the table is read: an event that comes behind this wakes the next wait at once.
-        The event of an end stays, for all who wait."""
+    def _make_bell(self) -> None:
+        with self._state_lock:
+            try:
+                self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            except OSError as error:
+                raise StoreError(f"no descriptor to wait with: {error.strerror}") from error
+
+    def _clear_events(self) -> None:
+        """Before the table is read: what comes behind this wakes the next wait at once."""
         with self._state_lock, suppress(BlockingIOError):
-            if self._state is _State.FETCHING and not self._is_answered:
-                os.eventfd_read(self._eventfd)
+            self._is_cut_off = not drain(self._wakeup)
+            os.eventfd_read(self._bell)
 
     def _read_progress(self) -> ProgressReader | None:
         """The table of the fetch, or None until the agent has begun it."""
@@ -191,7 +227,7 @@ class ArenaRun:
                 self._state = _State.RELEASED
         if has_run:
             self._give_back(self.number)
-        self._close_event()
+        self._close_events()
 
     def __enter__(self) -> Self:
         return self
@@ -203,6 +239,16 @@ class ArenaRun:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
+
+    def __del__(self) -> None:
+        # Nobody else has the run, so no lock of it is taken. It may be any thread, in the middle of
+        # anything, the client's own lines included: so the loop gives it back when it has time.
+        is_leased = self._state in (_State.LEASED, _State.FETCHING)
+        self._close_descriptors()
+        if is_leased:
+            with suppress(RuntimeError):  # the loop is closed, and the run went with its client
+                self._loop.call_soon_threadsafe(self._give_back, self.number)
+            warnings.warn(f"nobody released {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     # For the client -----------------------------------------------------------------------------
 
@@ -231,7 +277,7 @@ class ArenaRun:
         self.check_idle()
         with self._state_lock:
             self._state = _State.HANDED_OVER
-        self._close_event()
+        self._close_events()
 
     def lose(self, error: AgentError) -> None:
         """The agent is gone; whoever waits is woken."""
@@ -254,26 +300,32 @@ class ArenaRun:
             raise InvalidArgument("run", given=self._state.value, expected="no fetch that runs")
 
     def _ring(self) -> None:
+        """Wake whoever waits here, by this process: the reading end is for the agent's news."""
         with self._state_lock, suppress(BlockingIOError):
-            if self._eventfd >= 0:
-                os.eventfd_write(self._eventfd, 1)
+            if self._sleepers and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._wake_sleepers)
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
-    def _close_event(self) -> None:
-        """Wake whoever waits, and close the descriptor when nobody looks at it any more."""
+    def _close_events(self) -> None:
+        """Wake whoever waits, and close the descriptors when nobody looks at them any more."""
         self._ring()
         with self._waiting_lock, self._state_lock:
-            if self._eventfd < 0:
+            if not self._sleepers:
+                self._close_descriptors()
                 return
-            eventfd, self._eventfd = self._eventfd, -1
-            has_sleepers = bool(self._sleepers)
-        if has_sleepers:
-            self._loop.call_soon_threadsafe(self._drop_sleepers, eventfd)
-        else:
-            os.close(eventfd)
+            wakeup, self._wakeup = self._wakeup, -1
+            self._close_descriptors()
+        if wakeup >= 0:
+            self._loop.call_soon_threadsafe(self._drop_sleepers, wakeup)
 
-    def _drop_sleepers(self, eventfd: int) -> None:
-        self._loop.remove_reader(eventfd)
-        os.close(eventfd)
-        for sleeper in self._sleepers:
-            if not sleeper.done():
-                sleeper.set_result(None)
+    def _close_descriptors(self) -> None:
+        for descriptor in (self._bell, self._wakeup):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._bell = self._wakeup = -1
+
+    def _drop_sleepers(self, wakeup: int) -> None:
+        self._loop.remove_reader(wakeup)
+        os.close(wakeup)
+        self._wake_sleepers()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,24 +98,55 @@ def hold_buffers(
     buffers: Sequence[ReadableBuffer], block_bytes: int, *, writable: bool
 ) -> tuple[list[memoryview], BufferAddresses]:
     """Byte views and addresses of the caller's buffers; release the addresses to let them go."""
-    try:
-        held = addresses_of(buffers, writable=writable)
-    except ErasureError as error:
-        kind = "writable " if writable else ""
-        raise InvalidArgument(
-            "buffers", given=str(error), expected=f"{kind}C-contiguous buffers"
-        ) from error
-    for index, length in enumerate(held.lengths_bytes.tolist()):
-        if length != block_bytes:
-            held.release()
-            raise InvalidArgument(
-                f"buffers[{index}]",
-                given=f"{length} bytes",
-                expected=f"{block_bytes} bytes, a block of the namespace's layout",
-            )
+    held = _hold(
+        buffers,
+        block_bytes,
+        writable=writable,
+        name=lambda index: f"buffers[{index}]",
+        kind="a block of the namespace's layout",
+    )
     if writable:
         _check_apart(held)
     return [memoryview(buffer).cast("B") for buffer in buffers], held
+
+
+def hold_record(
+    record: ReadableBuffer, record_bytes: int, name: str, *, writable: bool
+) -> tuple[list[memoryview], BufferAddresses]:
+    """The same of the one buffer that a window record is in, or comes into."""
+    held = _hold(
+        [record],
+        record_bytes,
+        writable=writable,
+        name=lambda _: name,
+        kind="a record of the namespace's window layout",
+    )
+    return [memoryview(record).cast("B")], held
+
+
+def _hold(
+    buffers: Sequence[ReadableBuffer],
+    length_bytes: int,
+    *,
+    writable: bool,
+    name: Callable[[int], str],
+    kind: str,
+) -> BufferAddresses:
+    """Addresses of buffers of one length. `name` is of the one at a position, `kind` of all."""
+    try:
+        held = addresses_of(buffers, writable=writable, name=name)
+    except ErasureError as error:
+        given = str(error.given).replace(".)", ")")  # some exporters say whole sentences
+        raise InvalidArgument(
+            error.what.removesuffix(" cannot be used"), given=given, expected=str(error.expected)
+        ) from error
+    for index, length in enumerate(held.lengths_bytes.tolist()):
+        if length != length_bytes:
+            held.release()
+            raise InvalidArgument(
+                name(index), given=f"{length} bytes", expected=f"{length_bytes} bytes, {kind}"
+            )
+    return held
 
 
 def _check_apart(held: BufferAddresses) -> None:

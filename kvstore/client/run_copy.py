@@ -43,7 +43,14 @@ class SectionCopy:
         return min(self._copied)
 
     def copy_ready(self) -> None:
-        """Copy what is ready now. Raises AgentError if the run is lost."""
+        """Copy what is ready now, of a fetch in block order. Raises AgentError if the run is lost.
+
+        Each section of a batch comes with a wake-up of its own; there is nothing to do until the
+        last one has come.
+        """
+        last = len(self._starts) - 1
+        if self._run.ready_blocks(last) <= self._copied[last]:
+            return
         for section in range(len(self._starts)):
             self._copy(section, self._run.ready_blocks(section))
 

@@ -12,13 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from ..errors import DeadlineExceeded, NodeError
 from .entrypoint_link import EntrypointLink
+from .entrypoints import Entrypoints, OpenPart, Place
 from .messages import TTL_MS_MAX, AnnounceAnswer, AnnouncedItem, Announcement
-from .part_transport import PartTransport
-from .partition import choose_entrypoints, plan_moves
+from .own_records import OwnRecords
 
 log = logging.getLogger(__name__)
 
@@ -31,29 +31,6 @@ LOOKUP_S_MAX = 0.1
 while: the state is rebuilt from 128 tokens."""
 STALL_S = 0.5
 """A tick that comes so late says that this process stood still, not that the others did."""
-
-
-class OwnRecords(Protocol):
-    """The records of this host."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def keys(self) -> list[bytes]:
-        """Their keys."""
-
-    def find(self, key: bytes) -> tuple[int, float] | None:
-        """Bytes of a record and seconds it has left, or None. It is no use of the record."""
-
-
-class Place(NamedTuple):
-    """Where an entrypoint of the map is."""
-
-    name: str
-    address: str
-
-
-OpenPart = Callable[[Place], PartTransport]
 
 
 class Announcer:
@@ -77,14 +54,10 @@ class Announcer:
         self._host = host
         self._instance = instance
         self._records = records
-        self._places = places
-        self._open_part = open_part
         self._loop = loop
         self._clock = clock
-        self._links: dict[str, EntrypointLink] = {}
-        self._parts: dict[str, PartTransport] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._alive: tuple[str, ...] = ()
+        self._entrypoints = Entrypoints(places=places, open_part=open_part, clock=clock)
+        self._timers: dict[EntrypointLink, asyncio.TimerHandle] = {}
         self._ticking: asyncio.TimerHandle | None = None
         self._ticked_at_s = clock()
         self.announced = 0
@@ -96,51 +69,23 @@ class Announcer:
         self._ticked_at_s = self._clock()
         self._tick()
 
-    # Who is responsible ---------------------------------------------------------------------------
-
-    def links_of(self, keys: Sequence[bytes]) -> list[EntrypointLink] | None:
-        """Of each key the entrypoint whose share it is now; None if none answers."""
-        if not self._alive:
-            return None
-        chosen = choose_entrypoints(keys, self._alive).tolist()
-        return [self._links[self._alive[index]] for index in chosen]
-
-    def _follow_map(self) -> None:
-        """Takes over the entrypoints of the map; others than before get a fresh link."""
-        wanted = {place.name: place for place in self._places()}
-        for name, link in list(self._links.items()):
-            if name not in wanted or wanted[name].address != link.address:
-                self._drop(name)
-        for name, place in wanted.items():
-            if name not in self._links:
-                self._links[name] = EntrypointLink(name, place.address, self._clock)
-                self._parts[name] = self._open_part(place)
-
-    def _drop(self, name: str) -> None:
-        del self._links[name]
-        self._parts.pop(name).close()
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-
     def _follow_alive(self) -> None:
-        """If other entrypoints answer than before, tells each what is newly in its share."""
-        before = self._alive
-        self._alive = tuple(sorted(name for name, link in self._links.items() if link.is_alive))
-        if self._alive == before or not self._alive:
+        """If other entrypoints answer than before, tells each what is newly in its share; the one
+        that had it before forgets it a little later."""
+        moves = self._entrypoints.follow_alive(self._records.keys)
+        if moves is None:
             return
-        log.info("window directory: entrypoints=%s", ",".join(self._alive))
-        keys = self._records.keys()
-        if not keys:
-            return
-        for name, share in plan_moves(keys, before, self._alive).items():
-            self._tell_later(self._links[name], share)
+        log.info("window directory: entrypoints=%s", ",".join(self._entrypoints.alive))
+        for old, new, keys in moves:
+            self._tell_later(new, keys)
+            if old is not None:
+                old.leave_behind(keys)
 
     # Telling --------------------------------------------------------------------------------------
 
     def note(self, keys: Sequence[bytes]) -> None:
         """These records have just come, or gone; which of the two is looked up when it is told."""
-        links = self.links_of(keys) if keys else None
+        links = self._entrypoints.links_of(keys) if keys else None
         if links is None:
             return  # whoever answers first is told everything
         for key, link in zip(keys, links, strict=True):
@@ -148,56 +93,63 @@ class Announcer:
 
     def withdraw(self, host: str, key: bytes) -> None:
         """Another host was found not to have this record: the directory forgets that it does."""
-        links = self.links_of([key])
+        links = self._entrypoints.links_of([key])
         if links is None:
             return
         said = Announcement(host, 0, items=(AnnouncedItem(key, 0, 0),))
-        self._parts[links[0].name].announce(said, lambda _: None, lambda _: None)
+        self._entrypoints.part(links[0].name).announce(said, lambda _: None, lambda _: None)
 
     def _tell_later(self, link: EntrypointLink, keys: Sequence[bytes]) -> None:
         link.add(keys)
         self._send_later(link)
 
     def _send_later(self, link: EntrypointLink) -> None:
-        if link.name not in self._timers:
-            self._timers[link.name] = self._loop.call_later(BATCH_S, self._on_timer, link)
+        if link not in self._timers:
+            self._timers[link] = self._loop.call_later(BATCH_S, self._on_timer, link)
 
     def _on_timer(self, link: EntrypointLink) -> None:
-        del self._timers[link.name]
-        if not link.is_waiting and link.queued:
+        del self._timers[link]
+        if self._entrypoints.has(link) and not link.is_waiting and link.queued:
             self._send(link)
 
     def _send(self, link: EntrypointLink) -> None:
         """One announcement: of what waits, or none, which only says that this host lives."""
-        items = [self._item(key) for key in link.take_batch()]
+        keys = link.take_batch()
+        holders = self._entrypoints.links_of(keys)
+        assert holders is not None or not keys, "one that is dead is told nothing"
+        items = [
+            self._item(key, is_in_share=holder is link)
+            for key, holder in zip(keys, holders or (), strict=True)
+        ]
         self.announced += len(items)
         said = Announcement(self._host, self._instance, len(self._records), items=items)
-        self._parts[link.name].announce(
+        self._entrypoints.part(link.name).announce(
             said, partial(self._on_answer, link), partial(self._on_failure, link)
         )
 
-    def _item(self, key: bytes) -> AnnouncedItem:
-        found = self._records.find(key)
+    def _item(self, key: bytes, *, is_in_share: bool) -> AnnouncedItem:
+        """What is so of the record now; a part has entries of its share only."""
+        found = self._records.find(key) if is_in_share else None
         if found is None:
             return AnnouncedItem(key, 0, 0)
         size_bytes, ttl_s = found
         return AnnouncedItem(key, size_bytes, min(max(int(ttl_s * 1000), 1), TTL_MS_MAX))
 
     def _on_answer(self, link: EntrypointLink, answer: AnnounceAnswer) -> None:
-        if self._links.get(link.name) is not link:
+        if not self._entrypoints.has(link):
             return  # of a map that is not in force any more
         must_tell_all = link.on_answer(answer)
         self._follow_alive()
         if must_tell_all:
             keys = self._records.keys()
-            links = self.links_of(keys) or ()
+            links = self._entrypoints.links_of(keys) or ()
             share = [key for key, one in zip(keys, links, strict=True) if one is link]
             self._tell_later(link, share)
         elif link.queued:
             self._send_later(link)
 
     def _on_failure(self, link: EntrypointLink, error: NodeError) -> None:
-        if self._links.get(link.name) is link:
+        if self._entrypoints.has(link):
             self.lost_announcements += 1
             link.on_failure()
             log.debug("entrypoint %s: %s", link.name, error.detail)
@@ -209,7 +161,7 @@ class Announcer:
         within `deadline_s`, and within LOOKUP_S_MAX."""
         found: list[str | None] = [None] * len(keys)
         places_by_link: dict[EntrypointLink, list[int]] = {}
-        for place, link in enumerate(self.links_of(keys) or ()):
+        for place, link in enumerate(self._entrypoints.links_of(keys) or ()):
             places_by_link.setdefault(link, []).append(place)
 
         async def ask(link: EntrypointLink, places: list[int]) -> None:
@@ -230,16 +182,16 @@ class Announcer:
         self, link: EntrypointLink, keys: Sequence[bytes], deadline_s: float
     ) -> Sequence[str | None]:
         nobody = [None] * len(keys)
-        if link.is_suspect or self._links.get(link.name) is not link:
+        if link.is_suspect or not self._entrypoints.has(link):
             return nobody
         try:
-            part = self._parts[link.name]
+            part = self._entrypoints.part(link.name)
             return await part.look_up(keys, min(deadline_s, LOOKUP_S_MAX))
         except NodeError as error:
             log.debug("entrypoint %s: %s", link.name, error.detail)
             # Who had less time than an answer may take learns nothing about the entrypoint.
             is_hasty = isinstance(error, DeadlineExceeded) and deadline_s < LOOKUP_S_MAX
-            if not is_hasty and self._links.get(link.name) is link:
+            if not is_hasty and self._entrypoints.has(link):
                 # It is not asked again before it has answered something.
                 link.is_suspect = True
                 if not link.is_waiting:
@@ -253,8 +205,8 @@ class Announcer:
         stalled_s = now_s - self._ticked_at_s - TICK_S
         self._ticked_at_s = now_s
         self._ticking = self._loop.call_later(TICK_S, self._tick)
-        self._follow_map()
-        for link in self._links.values():
+        self._entrypoints.follow_map()
+        for link in self._entrypoints.links:
             if stalled_s > STALL_S:
                 link.forgive(stalled_s)
             if link.check():
@@ -265,41 +217,27 @@ class Announcer:
                     link.address,
                 )
         self._follow_alive()
-        for link in self._links.values():
+        for link in self._entrypoints.links:
             is_due = link.sent_at_s is None or now_s - link.sent_at_s >= HEARTBEAT_S
             if is_due and not link.is_waiting:
                 self._send(link)
 
     def describe(self) -> list[dict[str, Any]]:
         """Of each entrypoint what is known, for the status document."""
-        return [
-            {
-                "name": link.name,
-                "address": link.address,
-                "is_alive": link.is_alive,
-                "queued": link.queued,
-                "entries": link.last_answer.entries if link.last_answer else 0,
-                "entries_of_host": link.last_answer.host_entries if link.last_answer else 0,
-            }
-            for link in self._links.values()
-        ]
+        return self._entrypoints.describe()
 
     async def leave(self, deadline_s: float) -> None:
         """Tells nothing more but that this host ends, and waits at most `deadline_s` until all
         parts have heard it. To be closed afterwards."""
         self._stop_timers()
-        told = [self._say_goodbye(name) for name in self._alive]
+        told = [self._say_goodbye(name) for name in self._entrypoints.alive]
         if told:
             await asyncio.wait(told, timeout=deadline_s)
 
     def close(self) -> None:
         """Ends at once."""
         self._stop_timers()
-        for part in self._parts.values():
-            part.close()
-        self._links.clear()
-        self._parts.clear()
-        self._alive = ()
+        self._entrypoints.close()
 
     def _stop_timers(self) -> None:
         if self._ticking is not None:
@@ -316,5 +254,5 @@ class Announcer:
                 told.set_result(None)
 
         said = Announcement(self._host, self._instance, is_leaving=True)
-        self._parts[name].announce(said, on_end, on_end)
+        self._entrypoints.part(name).announce(said, on_end, on_end)
         return told

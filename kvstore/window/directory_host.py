@@ -20,6 +20,9 @@ from .messages import SOMEBODY, AnnounceAnswer, Announcement
 HOST_SILENT_S = 5.0
 """Hosts speak once a second; one that is silent for so long is believed to be gone."""
 HOSTS_SHOWN_MAX = 256
+HOSTS_MISSED_MAX = 64
+MISSED_S = 600.0
+"""So long it is told which hosts fell silent; nothing else is kept of them."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class DirectoryHost:
         self._hosts: OrderedDict[str, _KnownHost] = OrderedDict()
         """The one that was heard of longest ago first."""
         self.silent_hosts = 0
+        self._missed: OrderedDict[str, float] = OrderedDict()
+        """When hosts that fell silent were heard of last; the one longest ago first."""
         self.lookups = 0
 
     @property
@@ -73,6 +78,7 @@ class DirectoryHost:
             raise InvalidArgument("host", given=said.host, expected=f"at most {HOSTS_MAX} hosts")
         if known is not None and is_new:
             self._part.forget_host(said.host)
+        self._missed.pop(said.host, None)
         self._hosts[said.host] = _KnownHost(said.instance, said.records, self._clock())
         self._hosts.move_to_end(said.host)
         return is_new
@@ -82,6 +88,7 @@ class DirectoryHost:
         # The farewell of a process whose successor has spoken already says nothing of that one.
         if known is None or known.instance == instance:
             self._hosts.pop(host, None)
+            self._missed.pop(host, None)
             self._part.forget_host(host)
 
     def look_up(self, keys: Sequence[bytes]) -> list[str | None]:
@@ -100,6 +107,9 @@ class DirectoryHost:
             del self._hosts[host]
             self._part.forget_host(host)
             self.silent_hosts += 1
+            self._missed[host] = known.heard_at_s
+            if len(self._missed) > HOSTS_MISSED_MAX:
+                self._missed.popitem(last=False)
 
     def forgive(self, stalled_s: float) -> None:
         """This process itself stood still for so long, and may not have read what hosts said."""
@@ -107,7 +117,9 @@ class DirectoryHost:
             known.heard_at_s += stalled_s
 
     def describe(self) -> dict[str, Any]:
-        """What status and metrics show; `hosts_seen` names those heard of last."""
+        """What status and metrics show; `hosts_seen` names those heard of last,
+        and `hosts_missed` those that fell silent lately without a farewell."""
+        now_s = self._clock()
         newest = islice(reversed(self._hosts), HOSTS_SHOWN_MAX)
         return {
             **self._part.describe(),
@@ -115,5 +127,10 @@ class DirectoryHost:
             "silent_hosts": self.silent_hosts,
             "hosts_seen": [
                 {"address": host, "records": self._hosts[host].records} for host in sorted(newest)
+            ],
+            "hosts_missed": [
+                {"address": host, "silent_s": round(now_s - heard_at_s, 1)}
+                for host, heard_at_s in self._missed.items()
+                if now_s - heard_at_s < MISSED_S
             ],
         }

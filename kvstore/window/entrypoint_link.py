@@ -6,8 +6,10 @@
       '------------- it answers --------'
 
 One announcement is under way at a time. What must be told is a set of keys: whether a record is
-announced or withdrawn is looked up when it is sent, so that the last state always wins. No socket,
-no timer: `announcer` moves this on, `part_transport` carries.
+announced or withdrawn is looked up when it is sent, so that the last state always wins. Entries of
+a share that moved to another entrypoint are withdrawn from this one too, but later: hosts that do
+not know of the move yet still look for them here. No socket, no timer: `announcer` moves this on,
+`part_transport` carries.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ DEAD_AFTER_S = 2.0
 """An entrypoint that has not answered for so long counts as dead."""
 ITEMS_MAX = 1024
 """Records of one announcement."""
+MOVED_KEPT_S = 3.0
+"""For so long after a share moved its entries stay at the old entrypoint as well. Every host sees
+an entrypoint come within a second or two, by its heartbeat or by the map."""
 QUEUE_MAX = 1 << 20
 """Keys that wait to be told. The oldest are forgotten beyond it: entries expire all the same."""
 
@@ -41,6 +46,9 @@ class EntrypointLink:
         self._clock = clock
         self._silent_since_s: float | None = None
         self._queue: dict[bytes, None] = {}
+        self._moved: dict[bytes, None] = {}
+        """Not of its share any more, and not withdrawn yet."""
+        self._moved_due_s = 0.0
         self._has_lost_items = False
         self._items_under_way = 0
 
@@ -48,21 +56,32 @@ class EntrypointLink:
 
     @property
     def queued(self) -> int:
-        """Keys that wait to be told."""
-        return len(self._queue)
+        """Keys that wait to be told, and need not wait any longer."""
+        is_due = self._clock() >= self._moved_due_s
+        return len(self._queue) + (len(self._moved) if is_due else 0)
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """These records came or went, or must be told anew."""
-        self._queue.update(dict.fromkeys(keys))
-        while len(self._queue) > QUEUE_MAX:
-            del self._queue[next(iter(self._queue))]
+        """Records of its share came or went, or must be told anew."""
+        for key in keys:
+            self._queue[key] = None
+            self._moved.pop(key, None)
+        _forget_oldest(self._queue)
+
+    def leave_behind(self, keys: Iterable[bytes]) -> None:
+        """These records are of another entrypoint's share from now on; they are withdrawn here in
+        MOVED_KEPT_S, when there is no news, unless they come back before."""
+        for key in keys:
+            self._moved[key] = None
+            self._queue.pop(key, None)
+        _forget_oldest(self._moved)
+        self._moved_due_s = self._clock() + MOVED_KEPT_S
 
     def take_batch(self) -> list[bytes]:
         """The keys of the next announcement, which is under way from now on; perhaps none."""
         assert not self.is_waiting
-        keys = list(islice(self._queue, ITEMS_MAX))
-        for key in keys:
-            del self._queue[key]
+        keys = _take(self._queue, ITEMS_MAX)
+        if self._clock() >= self._moved_due_s:
+            keys += _take(self._moved, ITEMS_MAX - len(keys))
         self.is_waiting = True
         self.sent_at_s = self._clock()
         self._items_under_way = len(keys)
@@ -96,9 +115,23 @@ class EntrypointLink:
             return False
         self.is_alive = False
         self._queue.clear()
+        self._moved.clear()
         return True
 
     def forgive(self, stalled_s: float) -> None:
         """This process itself stood still for so long, and may not have read what was answered."""
         if self._silent_since_s is not None:
             self._silent_since_s += stalled_s
+
+
+def _take(keys: dict[bytes, None], count: int) -> list[bytes]:
+    """The first `count` keys, which are not there any more."""
+    taken = list(islice(keys, count))
+    for key in taken:
+        del keys[key]
+    return taken
+
+
+def _forget_oldest(keys: dict[bytes, None]) -> None:
+    while len(keys) > QUEUE_MAX:
+        del keys[next(iter(keys))]

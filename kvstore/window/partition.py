@@ -47,16 +47,17 @@ def choose_entrypoint(key: bytes, names: Sequence[str]) -> str:
 
 def plan_moves(
     keys: Sequence[bytes], before: Sequence[str], after: Sequence[str]
-) -> dict[str, list[bytes]]:
-    """By entrypoint of `after` the keys that are its share and were another's among `before`."""
+) -> dict[tuple[str, str], list[bytes]]:
+    """The keys whose entrypoint is another among `after` than among `before`, by (old, new) name;
+    the old one is "" for all keys if there was none."""
     new = [after[at] for at in choose_entrypoints(keys, after).tolist()]
     old: list[str] = [""] * len(keys)
     if before:
         old = [before[at] for at in choose_entrypoints(keys, before).tolist()]
-    moved: dict[str, list[bytes]] = {}
+    moved: dict[tuple[str, str], list[bytes]] = {}
     for key, was, now in zip(keys, old, new, strict=True):
         if was != now:
-            moved.setdefault(now, []).append(key)
+            moved.setdefault((was, now), []).append(key)
     return moved
 
 

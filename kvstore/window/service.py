@@ -16,9 +16,12 @@ from typing import Any
 from .. import wire
 from ..cluster.entities import ClusterMap
 from ..layout import BlockLayout
-from .announcer import Announcer, Place
+from .announcer import Announcer
+from .counters import WindowCounters
 from .directory_host import DirectoryHost
+from .entrypoints import Place
 from .messages import WindowRequest, check_host
+from .own_records import PoolRecords
 from .part_transport import OwnPart, PartTransport, RemotePart
 from .peers import Peers, open_channel
 from .pool import WindowPool
@@ -42,28 +45,6 @@ class WindowResult:
 
     is_found: bool
     host: str
-
-
-@dataclass(slots=True)
-class WindowCounters:
-    """What happened since the start. `remote_*`: fetches from other hosts, by their end; `skipped`:
-    not tried because the host has just failed, or too much waits for it; `withdrawn`: entries that
-    were found to be wrong. `lookups`: keys asked for, of which `found_here` and `found_elsewhere`.
-    """
-
-    lookups: int = 0
-    found_here: int = 0
-    found_elsewhere: int = 0
-    fetches: int = 0
-    fetched_here: int = 0
-    fetched_bytes: int = 0
-    remote_found: int = 0
-    remote_absent: int = 0
-    remote_rejected: int = 0
-    remote_unreachable: int = 0
-    remote_late: int = 0
-    skipped: int = 0
-    withdrawn: int = 0
 
 
 class WindowService:
@@ -98,7 +79,7 @@ class WindowService:
         self._announcer = Announcer(
             host=address,
             instance=instance,
-            records=_PoolRecords(pool),
+            records=PoolRecords(pool),
             places=self._places,
             open_part=self._open_part,
             loop=loop,
@@ -289,20 +270,3 @@ class WindowService:
     def describe_directory(self) -> dict[str, Any] | None:
         """The part of the directory that this agent holds; None if it holds none."""
         return None if self.directory is None else self.directory.describe()
-
-
-class _PoolRecords:
-    """The pool, as the announcer sees it."""
-
-    def __init__(self, pool: WindowPool) -> None:
-        self._pool = pool
-
-    def __len__(self) -> int:
-        return len(self._pool)
-
-    def keys(self) -> list[bytes]:
-        return self._pool.keys()
-
-    def find(self, key: bytes) -> tuple[int, float] | None:
-        record = self._pool.peek(key)
-        return None if record is None else (record.size_bytes, self._pool.ttl_left_s(record))

@@ -143,6 +143,13 @@ def test_help_lists_the_exit_codes() -> None:
     assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "130"]
 
 
+def test_help_names_the_agent_as_the_other_way_to_the_store() -> None:
+    words = " ".join(run("--help").stdout.split())
+    assert "--agent <path> socket of this host's agent, in place of --cluster --cluster <path>" in (
+        words
+    )
+
+
 def test_interrupt_ends_quietly_with_its_exit_code(tiny_path: Path) -> None:
     endless = ["--model", str(tiny_path), "--prompt", "Hi", "--max-tokens", "900"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}

@@ -7,10 +7,8 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from kvstore.admin.agent_inquiry import (
     AgentReport,
     ask_agents,
     find_other_agents,
+    find_silent_agents,
     keep_figures,
 )
 from kvstore.admin.agent_metric_table import AGENT_METRICS
@@ -40,14 +39,10 @@ from kvstore.admin.agent_status import (
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalAgentOptions
 from kvstore.admin.local_plan import add_entrypoints
-from kvstore.agent_messages import HEAD, Refused, StatusTold, Welcome, pack_message
 from kvstore.cluster.map import load_cluster_map
-from kvstore.errors import AgentRefused, AgentUnreachable
 from tests.kvstore.admin.command_line import (
     cachalot,
-    cachalot_here,
     cachalot_json,
-    one_line,
     start_cachalot,
 )
 from tests.kvstore.admin.conftest import end_all
@@ -160,6 +155,22 @@ def test_agents_that_directories_know_are_found_once_and_without_the_entrypoints
     assert find_other_agents([report({**SAID, "address": "10.0.0.9:7"})]) == []
 
 
+def test_agents_that_fell_silent_are_those_that_no_directory_hears() -> None:
+    def missing(**silent: float) -> dict[str, Any]:
+        listed = [{"address": f"10.0.0.{n[1:]}:7", "silent_s": s} for n, s in silent.items()]
+        return {"directory": {"entries": 1, "hosts": 1, "hosts_missed": [*listed, {}, 5]}}
+
+    reports = [report(missing(h1=9, h5=90, h6=70, h9=9)), report(missing(h5=80), name="b", port=2)]
+    # One of these, and one that the other directory hears, are not silent.
+    heard = report(SAID, name="c", port=3)
+    assert find_silent_agents([*reports, heard]) == {"10.0.0.6:7": 70, "10.0.0.5:7": 80}
+    gone = replace(silent(None, 5), silent_s=80.0)
+    found = describe_agents([*reports, gone])
+    assert found.problems() == ["agent 10.0.0.5:7: silent for 1 min 20 s: no answer"]
+    assert found.render_json()[2]["silent_s"] == 80.0
+    assert found.unasked == 0
+
+
 def test_what_is_kept_of_a_document_is_small_and_shows_the_same() -> None:
     assert describe_agent(report(keep_figures(SAID))) == describe_agent(report(SAID))
     huge: dict[str, Any] = {"agent": "a" * (1 << 20), "roles": [[]] * (1 << 18)}
@@ -232,102 +243,6 @@ def test_whatever_an_agent_says_is_shown_or_left_out(said: dict[str, Any]) -> No
     assert all(len(host) <= 300 for host in find_other_agents([report(said)]))
 
 
-# --- one agent's socket
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """Give a folder with a path that is short enough for sockets."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
-    yield folder
-    end_all(folder)
-    shutil.rmtree(folder)
-
-
-@contextmanager
-def stranger(path: Path, *answers: bytes) -> Iterator[None]:
-    """Serve one connection on a socket: say `answers`, and wait until the other side is gone."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def serve() -> None:
-            # Whoever has seen enough closes, perhaps with bytes that it has not read.
-            with listener.accept()[0] as connection, suppress(ConnectionError):
-                connection.settimeout(WAIT_S)
-                connection.recv(4096)
-                for answer in answers:
-                    connection.sendall(answer)
-                if not answers or answers[-1]:
-                    while connection.recv(4096):
-                        pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-
-
-WELCOME = pack_message(
-    1, Welcome(version=1, agent="a", instance=1, roles=[], arena_bytes=0, cluster_path="/c")
-)
-
-
-@pytest.mark.parametrize(
-    ("answers", "error", "said"),
-    [
-        ([], AgentUnreachable, "no answer within 0.30 s"),
-        ([WELCOME], AgentUnreachable, "no answer within 0.30 s"),
-        ([WELCOME, b""], AgentUnreachable, "it closed the connection"),
-        ([b"HTTP/1.1 400 Bad Request"], AgentUnreachable, "an answer of 1347703880 bytes"),
-        ([HEAD.pack(4, 1) + b"\xc1\xc1\xc1\xc1"], AgentUnreachable, "is not understood"),
-        ([WELCOME * 2], AgentUnreachable, "does not answer with its status"),
-        (
-            [pack_message(1, Refused(what="protocol version", given="1", expected="2"))],
-            AgentRefused,
-            "protocol version: given 1",
-        ),
-        ([WELCOME + pack_message(2, StatusTold(status=b"{"))], AgentUnreachable, "is not JSON"),
-        ([WELCOME + pack_message(2, StatusTold(status=b"[]"))], AgentUnreachable, "not an object"),
-    ],
-)
-def test_what_is_no_agent_behind_a_socket_is_told_and_never_waited_for(
-    place: Path, answers: list[bytes], error: type[Exception], said: str
-) -> None:
-    with stranger(place / "s", *answers), pytest.raises(error, match=said):
-        ask_agent_at(place / "s", 0.3)
-
-
-def test_agent_that_takes_no_connections_is_said_to_be_crowded(place: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as held:
-        listener.bind(str(place / "s"))
-        listener.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                waiting = held.enter_context(socket.socket(socket.AF_UNIX))
-                waiting.setblocking(False)
-                waiting.connect(str(place / "s"))
-        with pytest.raises(AgentUnreachable, match="it does not take connections; many wait"):
-            ask_agent_at(place / "s", 0.3)
-
-
-def test_socket_that_is_not_there_is_named(place: Path) -> None:
-    line = one_line(cachalot_here("status", "--socket", place / "s", code=4))
-    assert line == f"cachalot: agent {place / 's'}: No such file or directory"
-
-
-@pytest.mark.parametrize("words", [(), ("--cluster", "c", "--socket", "s")])
-def test_status_wants_a_cluster_or_a_socket(words: tuple[str, ...]) -> None:
-    assert "expected one of them" in one_line(cachalot_here("status", *words, code=2))
-
-
-@pytest.mark.parametrize("words", [("--targets",), ("--control", "h:1"), ("--token-file", "t")])
-def test_status_of_a_socket_refuses_what_only_a_cluster_has(words: tuple[str, ...]) -> None:
-    line = one_line(cachalot_here("status", "--socket", "s", *words, code=2))
-    assert f"{words[0]}: given --socket too, expected --cluster with it" in line
-
-
 # --- agents that do not answer
 
 
@@ -350,6 +265,15 @@ async def test_agent_in_line_behind_silent_ones_is_not_said_to_be_silent(
 
 
 # --- real agents
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Give a folder with a path that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="ca-"))
+    yield folder
+    end_all(folder)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -474,6 +398,13 @@ def test_agent_that_is_no_entrypoint_is_found_through_the_directory(
         said = cachalot_json(*waiting, code=0)
         assert [one["state"] for one in said["agents"]] == ["alive", "alive", "down"]
         assert said["agents"][2]["problem"].startswith("no answer within 0.50 s")
+        # Directories give it up, and tell that they miss it.
+        wait_until(lambda: any(one.silent_s is not None for one in ask(cluster, 0.5)))
+        other = cachalot_json(*waiting, code=0)["agents"][2]
+        assert (other["address"], other["state"]) == (ready["address"], "down")
+        assert other["problem"].startswith("silent for ")
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: len(ask(cluster)) == 3 and ask(cluster)[2].silent_s is None)
     finally:
         process.kill()
         process.communicate(timeout=WAIT_S)

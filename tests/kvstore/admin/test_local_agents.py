@@ -32,6 +32,7 @@ from kvstore.admin.node_stop import StopOutcome
 from kvstore.cluster.map import load_cluster_map, write_cluster_map
 from kvstore.errors import AgentUnreachable, InvalidArgument, NodeError
 from tests.kvstore.admin.command_line import (
+    Result,
     cachalot,
     cachalot_here,
     cachalot_json,
@@ -112,7 +113,9 @@ def test_wish_for_agents_is_met_by_adding_and_never_by_taking_away() -> None:
     assert choose_agents(LocalWishes(agents=5), 2) == 5
     assert find_differences(LocalWishes(agents=2), cluster_map) == []
     assert find_differences(LocalWishes(agents=3), cluster_map) == []
-    assert find_differences(LocalWishes(agents=1), cluster_map) == ["2 agents, not 1"]
+    assert find_differences(LocalWishes(agents=1), cluster_map) == [
+        "2 agents, not 1 (more can be added, and none taken away)"
+    ]
     for count in (-1, AGENTS_MAX + 1):
         with pytest.raises(InvalidArgument, match=f"agents: given {count}, expected 0 to"):
             choose_agents(LocalWishes(agents=count))
@@ -148,9 +151,22 @@ def test_folder_whose_path_is_too_long_for_sockets_is_refused(tmp_path: Path) ->
 
 def test_option_that_no_agent_may_have_is_refused_and_not_kept(folder: Path) -> None:
     wrong = LocalAgentOptions(arena_bytes=1000)
-    with pytest.raises(InvalidArgument, match="--arena: given 1000, expected"):
+    with pytest.raises(InvalidArgument, match="--arena: given 1000 B, expected"):
         LocalCluster.start(folder, nodes=1, k=1, m=0, agents=1, agent_options=wrong)
     assert not folder.exists()
+
+
+def test_more_memory_than_the_machine_has_is_refused_and_not_kept(cluster: LocalCluster) -> None:
+    kept = (cluster.folder / "agents.json").read_text()
+    for option, said in (
+        ("--arena", "memory: given 15 TiB of arena and 4 MiB of window records, expected together"),
+        ("--window-memory", "memory: given 16 MiB of arena and 15 TiB of window records, expected"),
+    ):
+        line = one_line(cachalot_here("up", "--dir", cluster.folder, option, "15TiB", code=2))
+        assert said in line
+    line = one_line(cachalot_here("up", "--dir", cluster.folder, "--fetch-workers", "65", code=2))
+    assert "--fetch-workers: given 65, expected 1 to 64" in line
+    assert (cluster.folder / "agents.json").read_text() == kept
 
 
 # --- processes
@@ -346,6 +362,65 @@ def test_down_of_one_node_leaves_the_agents(folder: Path) -> None:
         assert cluster.node_pid("n01") is None
 
 
+def test_agent_keeps_its_options_until_it_is_started_anew_and_up_says_so(
+    cluster: LocalCluster,
+) -> None:
+    folder = cluster.folder
+    try:
+        changed = cachalot("up", "--dir", folder, "--no-gc", "--arena", "32MiB")
+        again = cachalot("up", "--dir", folder, "--no-gc")
+        for said in (changed, again):
+            assert said.stderr.endswith(
+                "cachalot: a01 keeps --arena 16.0 MiB until it is started anew:"
+                f" cachalot down --dir {folder} --agent a01; cachalot up --dir {folder}\n"
+            )
+        pid = cluster.agents.pid("a01")
+        assert one_line_of(cachalot("down", "--dir", folder, "--agent", "a01", "--dry-run")) == (
+            f"a01: would be stopped (process {pid})"
+        )
+        ended = cachalot("down", "--dir", folder, "--agent", "a01")
+        assert one_line_of(ended) == f"a01: stopped (process {pid})"
+        assert ended.stderr == f"cachalot: `cachalot up --dir {folder}` starts a01 again\n"
+        assert cluster.node_pid("n01") is not None
+        assert one_line_of(cachalot("down", "--dir", folder, "--agent", "a01")) == (
+            "a01: not running"
+        )
+        said = cachalot("up", "--dir", folder, "--no-gc")
+        assert "keeps" not in said.stderr
+        status = ask_agent_at(cluster.agents.socket("a01"), 5.0)
+        assert status["arena"]["size_bytes"] == 32 << 20
+    finally:
+        LocalFolder(folder).write_agent_options(OPTIONS)
+
+
+def one_line_of(result: Result) -> str:
+    (line,) = result.stdout.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--agent", "a09"), "--agent: given 'a09', expected one of the map: a01"),
+        (("--agent", "a01", "--node", "n01"), "--agent: given --node too, expected one of them"),
+        (("--agent", "a01", "--wipe"), "--wipe: given --agent too, expected one of them"),
+    ],
+)
+def test_down_of_what_is_no_agent_of_the_map_is_refused(
+    cluster: LocalCluster, words: tuple[str, ...], said: str
+) -> None:
+    line = one_line(cachalot_here("down", "--dir", cluster.folder, *words, code=2))
+    assert line == f"cachalot: {said}"
+    assert cluster.agents.pid("a01") is not None
+
+
+def test_socket_of_an_agent_in_a_folder_that_is_not_there_is_refused(cluster: LocalCluster) -> None:
+    path = cluster.folder / "none" / "s"
+    words = ("agent", "--cluster", cluster.cluster_path, "--socket", path, "--arena", "1MiB")
+    line = one_line(cachalot(*words, code=2))
+    assert f"--socket: given {path}, but folder {path.parent} is not there, expected" in line
+
+
 def test_second_agent_on_a_socket_is_refused_in_one_line(cluster: LocalCluster) -> None:
     path = cluster.agents.socket("a01")
     line = one_line(cachalot("agent", "--cluster", cluster.cluster_path, "--socket", path, code=1))
@@ -361,9 +436,10 @@ def test_second_agent_on_a_socket_is_refused_in_one_line(cluster: LocalCluster) 
             "--roles: given 'fly', expected some of check,fetch,store,window",
         ),
         (("--arena", "4GB"), "--arena: given '4GB', expected a size such as 4GiB"),
-        (("--arena", "1KiB"), "--arena: given 1024, expected"),
+        (("--arena", "1KiB"), "--arena: given 1 KiB, expected 1 MiB to 16 TiB"),
         (("--fetch-workers", "0"), "--fetch-workers: given 0, expected 1 to"),
-        (("--window-memory", "1"), "--window-memory: given 1, expected"),
+        (("--window-memory", "1"), "--window-memory: given 1 B, expected"),
+        (("--name", "a b"), "--name: given 'a b', expected 1 to 32 of"),
         (("--listen", "somewhere"), "--listen: given 'somewhere', expected"),
         (("--listen", "0.0.0.0:0"), "--listen: given '0.0.0.0:0', expected"),
         (("--entrypoint", "a02"), "--entrypoint"),

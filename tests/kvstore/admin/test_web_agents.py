@@ -72,6 +72,8 @@ def page(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def test_agents_are_shown_and_one_that_is_down_is_named(page: Page, served: Served) -> None:
     page.wait_for("document.querySelectorAll('#agents .good').length === 2")
     assert page.text("#agents-note") == "2 of 2 agents alive"
+    tile = "[...document.querySelectorAll('#tiles > div')].map((it) => it.innerText)[1]"
+    assert page.evaluate(tile).split("\n") == ["Agents alive", "2 of 2", "all 2 entrypoints are up"]
     rows = rows_of(page, "agents")
     assert [row[:3] for row in rows] == [[name, "alive", "all"] for name in ("a01", "a02")]
     assert [row[3:9] for row in rows] == [["0.0 %", "16.0 MiB", "0", "0", "0", "0"]] * 2
@@ -80,6 +82,7 @@ def test_agents_are_shown_and_one_that_is_down_is_named(page: Page, served: Serv
     try:
         page.wait_for("document.querySelector('#agents .bad')?.innerText.startsWith('down: ')")
         assert "1 entrypoint down: a02" in page.text("#agents-note")
+        assert page.evaluate(tile).split("\n")[1:] == ["1 of 2", "1 entrypoint down: a02"]
         assert rows_of(page, "agents")[1][2:] == ["\u2013"] * 10
     finally:
         served.cluster.agents.start("a02")
@@ -100,6 +103,41 @@ def test_agents_fit_a_narrow_window(page: Page) -> None:
     page.size(360, 740)
     page.wait_for(TWO_AGENTS)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.size(1280, 900)
+
+
+@pytest.mark.parametrize("width", [1280, 1400])
+def test_all_columns_of_agents_are_seen_in_a_window_of_usual_width(page: Page, width: int) -> None:
+    page.size(width, 900)
+    page.wait_for(TWO_AGENTS)
+    # Large figures, as of a host that has been at work for months.
+    busy = json.dumps(
+        {
+            "agent": "gpu-host-with-a-long-name-0123456",
+            "entrypoint": None,
+            "is_alive": True,
+            "roles": ["check", "fetch", "window"],
+            "arena_bytes": 987 << 20,
+            "arena_used_bytes": 456 << 20,
+            "runs": 12345,
+            "sessions": 1024,
+            "fetch_queued": 12345,
+            "window_records": 123456,
+            "window_hit_ratio": 0.987,
+            "directory_share": 0.333,
+            "uptime_s": 86400 * 123 + 3600 * 23,
+        }
+    )
+    whole = "(() => { const it = document.getElementById('agents').parentElement;"
+    whole += " return it.scrollWidth <= it.clientWidth; })()"
+    shown = page.evaluate(
+        "import('/static/agents.js').then((it) => {"
+        f" it.showAgents({{agents: [{busy}]}}); return {whole}; }})"
+    )
+    page.wait_for(TWO_AGENTS)
+    page.screenshot(ARTIFACTS / f"page-agents-{width}.png")
+    assert shown is True
+    assert page.evaluate(whole) is True
     page.size(1280, 900)
 
 

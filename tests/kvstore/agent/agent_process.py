@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +49,9 @@ class AgentProcess:
     words: Sequence[str] = ("--arena", "64MiB", "--window-memory", "16MiB")
     descriptors_max: int | None = None
     """Limit of the process, soft and hard."""
+    working_folder: Path = ROOT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside that of this process."""
     folder: Path = field(default_factory=short_folder)
     process: subprocess.Popen[bytes] = field(init=False)
     ready: dict[str, Any] = field(init=False)
@@ -73,7 +76,8 @@ class AgentProcess:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=ROOT,
+                cwd=self.working_folder,
+                env={**os.environ, **self.environment},
             )
         assert self.process.stdout is not None
         readable, _, _ = select.select([self.process.stdout], [], [], START_S)

@@ -17,6 +17,7 @@ from kvstore.agent.jobs import FetchJob, StoreJob
 from kvstore.agent.workers import WorkerPool
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.wakeup import make_wakeup
 from kvstore.client import BlockLayout, Namespace, Section, StoreClient
 from kvstore.layout import BLOCK_TOKENS
 
@@ -55,7 +56,7 @@ class SectionedBlocks:
 
 
 class ArenaRun:
-    """A run in an arena, with its eventfd."""
+    """A run in an arena, with both ends of its wake-ups."""
 
     def __init__(
         self, blocks: SectionedBlocks, region: ArenaRegion, offset: int, size: int
@@ -63,7 +64,7 @@ class ArenaRun:
         self.blocks = blocks
         self.offset = offset
         self.memory: RunMemory = region.run(offset, RunLayout(blocks.namespace.layout, size))
-        self.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.waker, self.wakeup = make_wakeup()
 
     def fill(self) -> None:
         """All blocks, as an engine would leave them there."""
@@ -82,9 +83,9 @@ class ArenaRun:
         return True
 
     def wakes(self) -> int:
-        """What was written to the eventfd since the last call."""
+        """Wake-ups since the last call, as many as there is room for."""
         try:
-            return os.eventfd_read(self.eventfd)
+            return len(os.read(self.wakeup, 1 << 16))
         except BlockingIOError:
             return 0
 
@@ -96,9 +97,11 @@ class ArenaRun:
         run_offset: int | None = None,
         is_by_layer: bool = False,
         deadline_s: float = 10.0,
+        owner: int = 1,
     ) -> FetchJob:
         """The whole chain, where nothing else is said."""
         return FetchJob(
+            owner=owner,
             namespace=self.blocks.namespace,
             keys=b"".join(self.blocks.keys) if keys is None else keys,
             first_block=first_block,
@@ -118,6 +121,7 @@ class ArenaRun:
     ) -> StoreJob:
         """The whole chain, where nothing else is said."""
         return StoreJob(
+            owner=1,
             namespace=self.blocks.namespace,
             keys=b"".join(self.blocks.keys),
             first_block=first_block,
@@ -152,7 +156,8 @@ def new_arena(size_bytes: int = ARENA_BYTES) -> Iterator[Arena]:
         yield arena
     finally:
         for run in arena.runs:
-            os.close(run.eventfd)
+            run.waker.close()
+            os.close(run.wakeup)
         arena.runs.clear()
         arena.region.close()
         os.close(descriptor)

@@ -30,7 +30,8 @@ class RawEngine:
         self.socket.connect(os.fspath(path))
         self.region: ArenaRegion | None = None
         self.descriptors: deque[int] = deque()
-        self.eventfds: dict[int, int] = {}
+        self.wakeups: dict[int, int] = {}
+        """Reading ends, by the number of the run."""
         self._received = bytearray()
         self._answers: dict[int, m.Answer] = {}
         self._last_id = 0
@@ -112,7 +113,7 @@ class RawEngine:
         )
         leased = self.ask(request, m.RunLeased)
         if leased.blocks:
-            self.eventfds[leased.run] = self.descriptors.popleft()
+            self.wakeups[leased.run] = self.descriptors.popleft()
         return leased
 
     def memory(self, leased: m.RunLeased, layout: BlockLayout) -> RunMemory:
@@ -128,10 +129,10 @@ class RawEngine:
 
     def close(self) -> None:
         self.socket.close()
-        for descriptor in (*self.descriptors, *self.eventfds.values()):
+        for descriptor in (*self.descriptors, *self.wakeups.values()):
             os.close(descriptor)
         self.descriptors.clear()
-        self.eventfds.clear()
+        self.wakeups.clear()
         if self.region is not None:
             self.region.close()
             self.region = None

@@ -30,6 +30,7 @@ class ScriptedHandler:
         self.ended: list[int] = []
         self.cancelled = 0
         self.status = b"{}"
+        self.put_bytes = 0
         self.fault: Exception = StoreError("no")
 
     def begin(self, session: Session, request: m.Request) -> Reply | Running:
@@ -56,6 +57,9 @@ class ScriptedHandler:
     async def _fail(self) -> Reply:
         raise self.fault
 
+    def copied_bytes(self, session: Session, request: m.Request) -> int:
+        return self.put_bytes if isinstance(request, m.PutWindow) else 0
+
     def end_session(self, session: Session) -> None:
         self.ended.append(session.number)
 
@@ -74,6 +78,50 @@ class CountingHandler(ScriptedHandler):
         else:
             self.asked += 1
         return super().begin(session, request)
+
+
+class TurnHandler(ScriptedHandler):
+    """Notes session and run of each PutWindow, and counts rounds of the event loop from the first
+    one on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[tuple[int, int]] = []
+        self.rounds = 0
+
+    def begin(self, session: Session, request: m.Request) -> Reply | Running:
+        if isinstance(request, m.PutWindow):
+            if not self.begun:
+                self._count_round()
+            self.begun.append((session.number, request.run))
+        return super().begin(session, request)
+
+    def _count_round(self) -> None:
+        self.rounds += 1
+        asyncio.get_running_loop().call_soon(self._count_round)
+
+
+class GivingHandler(ScriptedHandler):
+    """Answers LeaseRun with a descriptor that the session is to close, the second time too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gave = 0
+
+    def begin(self, session: Session, request: m.Request) -> Reply | Running:
+        if isinstance(request, m.LeaseRun):
+            return Running(self._give(session)) if self.gave else self._reply()
+        return super().begin(session, request)
+
+    def _reply(self) -> Reply:
+        self.gave += 1
+        leased = m.RunLeased(run=1, offset=0, blocks=1)
+        return Reply(leased, os.memfd_create("given"), is_descriptor_given=True)
+
+    async def _give(self, session: Session) -> Reply:
+        # The answer is ready, and the session ends before it is told.
+        asyncio.get_running_loop().call_soon(session.close, "at this moment")
+        return self._reply()
 
 
 class Client:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import select
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 from kvstore import agent_messages as m
 from kvstore.arena.progress import ProgressReader
+from kvstore.arena.wakeup import drain
 from kvstore.layout import BlockLayout, Section
 
 from .agent_process import AgentProcess
@@ -42,7 +46,7 @@ def test_blocks_come_back_as_they_were_stored(engine: RawEngine, is_by_layer: bo
     engine.release(leased.run)
 
 
-def test_first_section_is_told_by_eventfd_before_the_fetch_has_ended(engine: RawEngine) -> None:
+def test_first_section_is_told_by_a_wakeup_before_the_fetch_has_ended(engine: RawEngine) -> None:
     blocks = SectionedBlocks(256, seed=3)
     namespace = engine.open(blocks.namespace)
     assert store(engine, namespace, blocks).stored == 256
@@ -50,7 +54,7 @@ def test_first_section_is_told_by_eventfd_before_the_fetch_has_ended(engine: Raw
     run = engine.memory(leased, blocks.namespace.layout)
     request = engine.send(fetch_request(leased.run, blocks, is_by_layer=True))
     poll = select.poll()
-    poll.register(engine.eventfds[leased.run], select.POLLIN)
+    poll.register(engine.wakeups[leased.run], select.POLLIN)
     assert poll.poll(10_000), "nobody was woken"
     wait_until(lambda: run.view[:4] != bytes(4) and ProgressReader(run).ready_blocks(0) > 0)
     ready = ProgressReader(run).ready_blocks(0)
@@ -189,6 +193,62 @@ def test_lease_waits_until_its_deadline_when_the_arena_is_full(
         leased = other.answer(waiting)
         assert isinstance(leased, m.RunLeased)
         assert leased.blocks == 10
+
+
+def test_request_for_everything_holds_up_nobody_for_longer_than_a_second(
+    agent: AgentProcess, engine: RawEngine
+) -> None:
+    blocks = SectionedBlocks(1, seed=18)
+    namespace = engine.open(blocks.namespace)
+    one = engine.lease(namespace, 1)
+    giant = engine.send(m.LeaseRun(namespace=namespace, blocks=65_536, deadline_s=60.0))
+    with agent.engine() as other:
+        theirs = other.open(blocks.namespace)
+        begun_at_s = time.monotonic()
+        leased = other.lease(theirs, 4, deadline_s=10.0)
+        assert leased.blocks == 4
+        assert time.monotonic() - begun_at_s < 2.0
+        # From now on it is overtaken at once.
+        begun_at_s = time.monotonic()
+        assert other.lease(theirs, 4, deadline_s=10.0).blocks == 4
+        assert time.monotonic() - begun_at_s < 0.5
+    engine.release(one.run)
+    everything = engine.answer(giant)
+    assert isinstance(everything, m.RunLeased)
+    assert everything.blocks > 500
+    engine.wakeups[everything.run] = engine.descriptors.popleft()
+    engine.release(everything.run)
+
+
+def test_engine_cannot_make_the_agent_wait_by_what_it_does_to_its_wakeups(
+    agent: AgentProcess, engine: RawEngine
+) -> None:
+    """The flags of an eventfd are shared: with O_NONBLOCK off and its count at the limit, worker
+    and agent waited in their next write for ever."""
+    blocks = SectionedBlocks(70, seed=19)
+    namespace = engine.open(blocks.namespace)
+    store(engine, namespace, blocks)
+    leased = engine.lease(namespace, 70)
+    wakeup = engine.wakeups[leased.run]
+    fcntl.fcntl(wakeup, fcntl.F_SETFL, 0)
+    with suppress(OSError):
+        os.write(wakeup, (2**64 - 2).to_bytes(8, "little"))
+    pids = agent.workers()
+    for _ in range(20):
+        ended = engine.ask(fetch_request(leased.run, blocks, is_by_layer=True), m.FetchEnded)
+        assert (ended.blocks, ended.ended) == (70, "complete")
+    assert agent.workers() == pids, "no worker had to be killed"
+    engine.release(leased.run)
+
+
+def test_wakeups_end_when_the_run_is_no_longer_the_engines(engine: RawEngine) -> None:
+    namespace = engine.open(SectionedBlocks(2, seed=20).namespace)
+    leased = engine.lease(namespace, 2)
+    wakeup = engine.wakeups[leased.run]
+    assert not select.select([wakeup], [], [], 0)[0]
+    engine.release(leased.run)
+    assert select.select([wakeup], [], [], 5)[0]
+    assert not drain(wakeup)
 
 
 def test_new_run_holds_no_progress_of_an_earlier_one(engine: RawEngine) -> None:

@@ -52,7 +52,7 @@ async def test_agent_that_stops_waits_for_nodes_that_are_slow_to_save(
                         section, first, first + BLOCKS
                     )
                 keys = blocks.keys[: first + BLOCKS]
-                saves.append(await client.save_run(blocks.namespace, keys, run, first_block=first))
+                saves.append(client.save_run(blocks.namespace, keys, run, first_block=first))
             agent.process.send_signal(signal.SIGTERM)
             await asyncio.sleep(NODES_STAND_STILL_S)
             for name in cluster.node_names:

@@ -55,7 +55,7 @@ async def fetch_watched(
     section had on the last one, in blocks."""
     for section in range(4):
         run.section(section)[:] = bytes(len(run.section(section)))
-    fetch = await client.fetch_run(blocks.namespace, blocks.keys, run, is_by_layer=is_by_layer)
+    fetch = client.fetch_run(blocks.namespace, blocks.keys, run, is_by_layer=is_by_layer)
     seen, lead = [0] * 4, 0
     is_last = False
     while not is_last:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from kvstore.agent.memory_check import MemoryLeft, check_memory, read_memory_left
-from kvstore.agent.options import AgentOptions, Role, parse_roles
+from kvstore.agent.options import AgentOptions, Role, fit_name, format_size, parse_roles
 from kvstore.agent.peer_listener import address_of, listen_for_peers
 from kvstore.cluster.map import load_cluster_map
+from kvstore.cluster.validation import NAME_PATTERN
 from kvstore.errors import InvalidArgument, StoreError
 from kvstore.node.container_memory import SystemRoots
 
@@ -46,7 +47,11 @@ def test_unknown_roles_are_refused(text: str) -> None:
         ({"fetch_workers": 0}, "--fetch-workers"),
         ({"window_memory_bytes": 1}, "--window-memory"),
         ({"name": "a\nb"}, "--name"),
-        ({"name": "x" * 65}, "--name"),
+        ({"name": "x" * 33}, "--name"),
+        ({"name": ""}, "--name: given '', expected 1 to 32"),
+        ({"name": ".a"}, "--name"),
+        ({"name": "a b"}, "--name"),
+        ({"entrypoint": "e1", "listen": "127.0.0.1:0"}, "--listen: .* beside --entrypoint"),
         ({"listen": "0.0.0.0:0"}, "--listen"),
         ({"listen": "somewhere:1"}, "--listen"),
         ({"listen": "127.0.0.1"}, "--listen"),
@@ -65,6 +70,36 @@ def test_options_of_what_is_not_used_are_not_looked_at() -> None:
     assert not found.has_arena
 
 
+def test_sizes_are_told_in_their_unit() -> None:
+    with pytest.raises(InvalidArgument, match="--arena: given 4 KiB, expected 1 MiB to 16 TiB"):
+        options(arena_bytes=4096)
+    with pytest.raises(InvalidArgument, match="--window-memory: given 1 B, expected 1 MiB to"):
+        options(window_memory_bytes=1)
+    assert [format_size(size) for size in (0, 1023, 1536, 40 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "40 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("gpu-17.example", "gpu-17.example"),
+        ("gpu-17." + "x" * 40, "gpu-17"),
+        ("x" * 64, "x" * 32),
+        ("_my host", "my-host"),
+        ("\u00fc1", "1"),
+        ("", "agent"),
+        ("...", "agent"),
+    ],
+)
+def test_name_of_a_host_is_made_to_fit_the_rule_of_names(host: str, name: str) -> None:
+    assert fit_name(host) == name
+    assert NAME_PATTERN.fullmatch(name)
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 
@@ -76,13 +111,23 @@ def test_memory_that_is_there_may_be_taken() -> None:
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        (MemoryLeft(149, None), "this machine has 149 bytes left"),
-        (MemoryLeft(200, 149), "the container's memory limit has 149 bytes left"),
+        (MemoryLeft(149, None), "at most what this machine has left, 149 B"),
+        (MemoryLeft(200, 149), "at most what the container's memory limit has left, 149 B"),
     ],
 )
 def test_memory_that_is_not_there_is_refused_with_its_limit(left: MemoryLeft, said: str) -> None:
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(InvalidArgument, match=said):
         check_memory(100, 50, left)
+
+
+def test_memory_is_told_in_the_units_that_it_was_given_in() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_memory(40 << 30, 512 << 20, MemoryLeft(23 << 30, None))
+    assert str(caught.value) == (
+        "memory: given 40 GiB of arena and 512 MiB of window records,"
+        " expected together at most what this machine has left, 23 GiB"
+    )
+    assert caught.value.exit_code == 2
 
 
 def test_memory_left_is_read_from_the_system(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import array
 import asyncio
 import os
 import socket
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from .scripted_sessions import (
     MATCH,
     Client,
     CountingHandler,
+    GivingHandler,
     ScriptedHandler,
+    TurnHandler,
     open_descriptors,
     send_all,
     serving,
@@ -112,6 +115,60 @@ async def test_further_sessions_are_closed_at_once_when_there_are_too_many(path:
             client.close()
 
 
+async def test_session_that_leaves_most_unread_is_ended_when_all_together_leave_too_much(
+    path: Path,
+) -> None:
+    handler = ScriptedHandler()
+    handler.status = bytes(50_000)
+    async with serving(path, handler, total_unsent_bytes_max=1_000_000) as server:
+        most, less, other = Client(path), Client(path), Client(path)
+        await less.send(m.pack_message(1, m.AskStatus()) * 12)
+        await until(lambda: server.describe()["unsent_bytes"] > 300_000)
+        await most.send(m.pack_message(1, m.AskStatus()) * 24)
+        await until(lambda: server.describe()["open"] == 2)
+        await most.wait_until_ended()
+        for _ in range(12):
+            assert isinstance(await less.answer(), m.StatusTold)
+        assert isinstance(await other.ask(m.AskStatus()), m.StatusTold)
+        assert server.describe()["unsent_bytes"] == 0
+        for client in (most, less, other):
+            client.close()
+
+
+async def test_answer_counts_whole_until_its_last_byte_is_read(path: Path) -> None:
+    """Its memory is held until then: a client that reads all but the end of it is no better."""
+    handler = ScriptedHandler()
+    handler.status = bytes(900_000)
+    async with serving(path, handler) as server:
+        client = Client(path)
+        await client.send(m.pack_message(1, m.AskStatus()))
+        while len(client.received) < 500_000:
+            await client.receive()
+        assert server.describe()["unsent_bytes"] > 900_000
+        assert isinstance(await client.answer(), m.StatusTold)
+        await until(lambda: server.describe()["unsent_bytes"] == 0)
+        client.close()
+
+
+async def test_descriptor_that_was_given_is_closed_also_when_its_session_is_gone(
+    path: Path,
+) -> None:
+    handler = GivingHandler()
+    lease = m.LeaseRun(namespace=0, blocks=1, deadline_s=1.0)
+    async with serving(path, handler) as server:
+        client = Client(path)
+        assert isinstance(await client.ask(m.AskStatus()), m.StatusTold)
+        before = open_descriptors()
+        assert isinstance(await client.ask(lease), m.RunLeased)
+        assert open_descriptors() == before + 1, "the client's"
+        await client.send(m.pack_message(2, lease))
+        await until(lambda: server.describe()["open"] == 0)
+        await asyncio.sleep(0.01)
+        assert handler.gave == 2
+        assert open_descriptors() == before + 1 - 1, "the session's socket is gone too"
+        client.close()
+
+
 async def test_session_that_leaves_descriptors_unread_is_ended(path: Path) -> None:
     handler = ScriptedHandler()
     handler.status = bytes(400_000)
@@ -144,6 +201,77 @@ async def test_flood_of_one_session_lets_others_have_their_turn(path: Path) -> N
             assert isinstance(await flood.answer(), m.StatusTold)
         assert handler.asked == 1_000
         flood.close()
+        other.close()
+
+
+def put_of(number: int) -> bytes:
+    put = m.PutWindow(namespace=0, key=bytes(32), run=number)
+    return m.pack_message(number, put)
+
+
+async def test_copies_of_all_sessions_are_bounded_in_one_turn_of_the_loop(path: Path) -> None:
+    """64 sessions that put window records kept everybody else waiting for more than a second."""
+    handler = TurnHandler()
+    handler.put_bytes = 1_000
+    async with serving(path, handler, copied_per_turn_bytes_max=4_500) as server:
+        floods = [Client(path) for _ in range(10)]
+        other = Client(path)
+        await other.ask(m.AskStatus())
+        for client in floods:
+            await client.send(b"".join(put_of(number) for number in range(30)))
+        await until(lambda: handler.begun)
+        puts_before = len(handler.begun)
+        assert isinstance(await other.ask(m.AskStatus()), m.StatusTold)
+        assert len(handler.begun) - puts_before < 100, "it had to wait for the whole flood"
+        async with asyncio.timeout(10):
+            while len(handler.begun) < 300:
+                await asyncio.sleep(0)
+        assert handler.rounds >= 300 / 4 - 2
+        # Each session has its turn, and its own requests in their order.
+        for session in {session for session, _ in handler.begun}:
+            assert [run for one, run in handler.begun if one == session] == list(range(30))
+        halves = Counter(session for session, _ in handler.begun[:150])
+        assert min(halves.values()) >= 10
+        for client in floods:
+            for _ in range(30):
+                assert isinstance(await client.answer(), m.StatusTold)
+        assert server.describe()["open"] == 11
+        for client in (*floods, other):
+            client.close()
+
+
+async def test_copy_larger_than_a_turn_has_one_for_itself(path: Path) -> None:
+    handler = TurnHandler()
+    handler.put_bytes = 10_000
+    async with serving(path, handler, copied_per_turn_bytes_max=4_500):
+        client = Client(path)
+        await client.send(b"".join(put_of(number) for number in range(5)))
+        for _ in range(5):
+            assert isinstance(await client.answer(), m.StatusTold)
+        assert handler.rounds >= 4
+        client.close()
+
+
+async def test_session_may_end_while_its_copy_waits(path: Path) -> None:
+    handler = TurnHandler()
+    handler.put_bytes = 10_000
+    escaped: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+    async with serving(path, handler, copied_per_turn_bytes_max=4_500) as server:
+        client, other = Client(path), Client(path)
+        await client.send(b"".join(put_of(number) for number in range(500)))
+        async with asyncio.timeout(10):
+            while not handler.begun:
+                await asyncio.sleep(0)
+        server.close_sessions("in the middle")
+        begun = len(handler.begun)
+        other.close()
+        other = Client(path)
+        await other.send(put_of(7))
+        assert isinstance(await other.answer(), m.StatusTold)
+        assert len(handler.begun) == begun + 1 < 500
+        assert not escaped
+        client.close()
         other.close()
 
 

@@ -117,8 +117,67 @@ def test_path_that_is_too_long_is_refused_with_its_length(folder: Path) -> None:
 
 
 def test_folder_that_is_not_there_is_named(folder: Path) -> None:
-    with pytest.raises(StoreError, match="No such file"):
+    with pytest.raises(InvalidArgument) as caught:
         SocketFile(folder / "none" / "a.sock", 7)
+    assert f"but folder {folder / 'none'} is not there" in str(caught.value)
+    assert ".lock" not in str(caught.value)
+    (folder / "file").write_text("")
+    with pytest.raises(InvalidArgument, match="is no folder"):
+        SocketFile(folder / "file" / "a.sock", 7)
+
+
+OF_NOBODY = """
+import os, sys
+from pathlib import Path
+from kvstore.agent.socket_file import SocketFile
+from kvstore.errors import InvalidArgument
+os.setuid(65534)
+try:
+    SocketFile(Path(sys.argv[1]), 7)
+except InvalidArgument as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_folder_and_lock_of_another_user_are_named(folder: Path) -> None:
+    def try_it(name: str) -> str:
+        words = [sys.executable, "-c", OF_NOBODY, str(folder / name / "a.sock")]
+        ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        return ended.stdout
+
+    folder.chmod(0o755)
+    (folder / "root").mkdir(mode=0o755)
+    assert f"but cannot write in folder {folder / 'root'}: Permission denied" in try_it("root")
+    (folder / "all").mkdir()
+    (folder / "all").chmod(0o777)
+    (folder / "all" / "a.sock.lock").touch(mode=0o600)
+    assert "but a.sock.lock beside it is another user's" in try_it("all")
+    (folder / "all" / "a.sock.lock").unlink()
+    assert try_it("all") == ""
+
+
+def test_lock_of_a_start_that_failed_goes_if_it_made_it(folder: Path) -> None:
+    path, lock = folder / "a.sock", folder / "a.sock.lock"
+    path.write_text("mine")
+    with pytest.raises(InvalidArgument):
+        SocketFile(path, 7)
+    assert not lock.exists()
+    lock.touch()
+    with pytest.raises(InvalidArgument):
+        SocketFile(path, 7)
+    assert lock.exists()
+    path.unlink()
+    lock.unlink()
+    with SocketFile(path, 7):
+        pass
+    assert not lock.exists(), "it never served"
+
+
+def test_lock_of_an_agent_that_served_stays(folder: Path) -> None:
+    with SocketFile(folder / "a.sock", 7) as held:
+        held.keep_lock()
+    assert (folder / "a.sock.lock").exists()
 
 
 def test_socket_of_somebody_else_is_not_removed_at_the_end(folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_arena_and_sessions_are_counted(agent: AgentProcess) -> None:
 
 
 def test_match_fetch_and_store_are_counted(agent: AgentProcess) -> None:
-    blocks = SectionedBlocks(12, seed=41)
+    blocks = SectionedBlocks(12, seed=141)
     keys = b"".join(blocks.keys)
     with agent.engine() as engine:
         before = engine.status()

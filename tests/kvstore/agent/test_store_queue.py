@@ -16,6 +16,7 @@ from kvstore.agent.leases import Lease
 from kvstore.agent.store_queue import AT_ONCE, StoreQueue, plan_drops
 from kvstore.agent_messages import FetchEnded, StoreEnded
 from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.wakeup import Waker
 from kvstore.layout import BlockLayout, Section
 
 from .arena_runs import SectionedBlocks
@@ -36,7 +37,7 @@ class GatedJobs:
         self.gates.append(asyncio.get_running_loop().create_future())
         return await self.gates[-1]
 
-    async def fetch(self, job: FetchJob, eventfd: int) -> FetchEnded:
+    async def fetch(self, job: FetchJob, waker: Waker) -> FetchEnded:
         raise AssertionError("the queue fetches nothing")
 
     def describe(self) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class Bench:
         self.numbers += 1
         lease = Lease(self.numbers, 0, LAYOUT, 0, False, None)
         job = StoreJob(
+            owner=1,
             namespace=BLOCKS.namespace,
             keys=b"".join(BLOCKS.keys),
             first_block=0,

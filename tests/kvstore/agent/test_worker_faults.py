@@ -93,7 +93,7 @@ async def begin_fetch(
     pool: WorkerPool, run: ArenaRun, deadline_s: float = 20.0
 ) -> asyncio.Task[FetchEnded]:
     """A fetch that a worker has in hand."""
-    task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=deadline_s), run.eventfd))
+    task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=deadline_s), run.waker))
     await asyncio.sleep(0.2)
     assert pool.describe()["fetch"]["running"] >= 1
     assert not task.done()
@@ -112,7 +112,7 @@ async def fetch_when_served(pool: WorkerPool, run: ArenaRun) -> None:
     due_s = time.monotonic() + 15
     ended = FetchEnded(blocks=0, ended="")
     while ended.blocks < run.blocks.count and time.monotonic() < due_s:
-        ended = await pool.fetch(run.fetch_job(deadline_s=5.0), run.eventfd)
+        ended = await pool.fetch(run.fetch_job(deadline_s=5.0), run.waker)
         await asyncio.sleep(0.1)
     assert ended.blocks == run.blocks.count
     assert run.holds(run.blocks.count)
@@ -215,7 +215,7 @@ async def test_cancelled_fetch_that_waits_leaves_the_queue(
     with still_nodes(cluster):
         jobs = [run.fetch_job(keys=b"".join(stored.keys[:2])) for run in runs]
         tasks = [
-            asyncio.ensure_future(pool.fetch(job, run.eventfd))
+            asyncio.ensure_future(pool.fetch(job, run.waker))
             for job, run in zip(jobs, runs, strict=True)
         ]
         await asyncio.sleep(0.1)
@@ -284,7 +284,7 @@ async def test_job_that_comes_while_its_worker_is_being_killed_waits_for_the_nex
     run = arena.run(stored)
     tasks: list[asyncio.Task[FetchEnded]] = []
     at_kill = AtKill(
-        lambda: tasks.append(asyncio.create_task(pool.fetch(run.fetch_job(), run.eventfd)))
+        lambda: tasks.append(asyncio.create_task(pool.fetch(run.fetch_job(), run.waker)))
     )
     worker_slot.log.addHandler(at_kill)
     try:
@@ -319,14 +319,14 @@ async def test_full_queue_refuses_at_once(
     pool: WorkerPool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_group, "WAITING_JOBS_MAX", 20)
+    monkeypatch.setattr(worker_group, "WAITING_JOBS_MAX", 40)  # of one session 20
     runs = [arena.run(stored, 2) for _ in range(8 + 20 + 3)]
     with still_nodes(cluster):
         keys = b"".join(stored.keys[:2])
         tasks = [
             asyncio.ensure_future(
                 pool.fetch(
-                    run.fetch_job(keys=keys, deadline_s=20.0 if number < 8 else 1.0), run.eventfd
+                    run.fetch_job(keys=keys, deadline_s=20.0 if number < 8 else 1.0), run.waker
                 )
             )
             for number, run in enumerate(runs)
@@ -348,6 +348,33 @@ async def test_full_queue_refuses_at_once(
     assert all(ProgressReader(run.memory).is_ended for run in runs)
 
 
+async def test_session_with_long_fetches_leaves_places_to_others(
+    cluster: LocalCluster, stored: SectionedBlocks, arena: Arena, pool: WorkerPool
+) -> None:
+    """One engine took all places of the worker, for as long as its deadlines."""
+    runs = [arena.run(stored, 2) for _ in range(40)]
+    keys = b"".join(stored.keys[:2])
+    with still_nodes(cluster):
+        hog = [
+            asyncio.ensure_future(pool.fetch(run.fetch_job(keys=keys, owner=1), run.waker))
+            for run in runs[:30]
+        ]
+        await asyncio.sleep(0.1)
+        described = pool.describe()["fetch"]
+        assert (described["running"], described["queued"]) == (8, 22)
+        others = [
+            asyncio.ensure_future(pool.fetch(run.fetch_job(keys=keys, owner=owner), run.waker))
+            for owner, run in enumerate(runs[30:33], 2)
+        ]
+        await asyncio.sleep(0.1)
+        described = pool.describe()["fetch"]
+        assert (described["running"], described["queued"]) == (11, 22)
+        for task in hog:
+            task.cancel()
+        await asyncio.wait(hog)
+    assert [(await task).blocks for task in others] == [2, 2, 2]
+
+
 async def test_pool_without_a_map_answers_at_once_and_serves_when_there_is_one(
     cluster: LocalCluster, stored: SectionedBlocks, arena: Arena, tmp_path: Path
 ) -> None:
@@ -355,7 +382,7 @@ async def test_pool_without_a_map_answers_at_once_and_serves_when_there_is_one(
     late_path = tmp_path / "late.toml"
     async with running_pool(late_path, arena, has_store=True) as pool:
         began_s = time.monotonic()
-        ended = await pool.fetch(run.fetch_job(), run.eventfd)
+        ended = await pool.fetch(run.fetch_job(), run.waker)
         saved = await pool.store(run.store_job())
         assert time.monotonic() - began_s < 1.0
         assert (ended.blocks, ended.ended) == (0, "deadline")
@@ -390,7 +417,7 @@ async def test_stopping_pool_lets_a_save_end_and_leaves_no_process(
         await asyncio.sleep(0)
     assert (await task).stored == 100
     assert [pid for pid in pids if is_running(pid)] == []
-    ended = await pool.fetch(source.fetch_job(first_block=100), source.eventfd)
+    ended = await pool.fetch(source.fetch_job(first_block=100), source.waker)
     assert ended.blocks == 0
 
 
@@ -400,7 +427,7 @@ async def test_stopping_pool_kills_what_does_not_end(
     run = arena.run(stored)
     async with running_pool(cluster.cluster_path, arena) as pool:
         pid = workers_of(pool)[0]["pid"]
-        task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=30.0), run.eventfd))
+        task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=30.0), run.waker))
         await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGSTOP)
         began_s = time.monotonic()

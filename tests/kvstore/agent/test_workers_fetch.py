@@ -26,23 +26,24 @@ from tests.kvstore.agent.arena_runs import (
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Maps the arena like an engine: sleeps on the eventfd, and copies a section once it is ready.
+# Maps the arena like an engine: sleeps on its wake-ups, and copies a section once it is ready.
 READER = """
-import os, select, sys
+import select, sys
 from kvstore.agent.workers import WorkerPool
 from kvstore.arena.progress import ProgressReader, begin_table
 from kvstore.arena.region import ArenaRegion
 from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.wakeup import drain
 from kvstore.layout import BlockLayout, Section
-arena, eventfd, offset, blocks = map(int, sys.argv[1:5])
+arena, wakeup, offset, blocks = map(int, sys.argv[1:5])
 layout = BlockLayout(tuple(Section(f"s{i}", int(n)) for i, n in enumerate(sys.argv[5:])))
 run = ArenaRegion(arena).run(offset, RunLayout(layout, blocks))
 sys.stdout.write("listening\\n")
 sys.stdout.flush()
 waits, reader = 0, None
 while reader is None or reader.ready_blocks(3) < blocks:
-    assert select.select([eventfd], [], [], 20)[0], "nobody woke me"
-    os.eventfd_read(eventfd)
+    assert select.select([wakeup], [], [], 20)[0], "nobody woke me"
+    assert drain(wakeup)
     waits += 1
     reader = ProgressReader(run)
     whole = reader.whole_blocks
@@ -69,7 +70,7 @@ async def test_fetch_equals_what_was_saved_byte_by_byte(
     with new_arena() as arena:
         run = arena.run(stored)
         async with running_pool(cluster_path, arena, workers=workers) as pool:
-            ended = await pool.fetch(run.fetch_job(is_by_layer=is_by_layer), run.eventfd)
+            ended = await pool.fetch(run.fetch_job(is_by_layer=is_by_layer), run.waker)
         assert (ended.blocks, ended.ended) == (200, "complete")
         assert run.holds(200)
         progress = ProgressReader(run.memory)
@@ -84,7 +85,7 @@ async def test_fetch_puts_a_later_part_of_the_chain_at_the_start_of_the_run(
     with new_arena() as arena:
         run = arena.run(stored, 130)
         async with running_pool(cluster_path, arena, workers=2) as pool:
-            ended = await pool.fetch(run.fetch_job(first_block=75), run.eventfd)
+            ended = await pool.fetch(run.fetch_job(first_block=75), run.waker)
         assert (ended.blocks, ended.ended) == (125, "complete")
         assert run.holds(125, first=75)
 
@@ -94,7 +95,7 @@ async def test_job_of_no_blocks_needs_no_worker(stored: SectionedBlocks, tmp_pat
         run = arena.run(stored)
         begin_table(run.memory, [(0, 200)])
         async with running_pool(tmp_path / "none", arena) as pool:
-            fetched = await pool.fetch(run.fetch_job(first_block=200), run.eventfd)
+            fetched = await pool.fetch(run.fetch_job(first_block=200), run.waker)
             saved = await pool.store(run.store_job(first_block=200))
         assert (fetched.blocks, fetched.ended) == (0, "complete")
         assert (saved.stored, saved.failed) == (0, 0)
@@ -111,7 +112,7 @@ async def test_fetch_ends_at_the_first_block_that_nobody_has(
     with new_arena() as arena:
         run = arena.run(stored)
         async with running_pool(cluster_path, arena, workers=2) as pool:
-            ended = await pool.fetch(run.fetch_job(deadline_s=3.0), run.eventfd)
+            ended = await pool.fetch(run.fetch_job(deadline_s=3.0), run.waker)
         assert (ended.blocks, ended.ended) == (70, "too few shards")
         assert run.holds(70)
         assert ProgressReader(run.memory).is_ended
@@ -123,7 +124,7 @@ async def test_long_fetch_is_shared_by_two_workers(
     with new_arena() as arena:
         run = arena.run(stored)
         async with running_pool(cluster_path, arena, workers=2) as pool:
-            await pool.fetch(run.fetch_job(), run.eventfd)
+            await pool.fetch(run.fetch_job(), run.waker)
             shares = [worker["blocks_fetched"] for worker in workers_of(pool)]
         assert sorted(shares) == [72, 128]
 
@@ -134,18 +135,18 @@ async def test_another_process_sees_sections_become_ready(
     with new_arena() as arena:
         run = arena.run(stored)
         sizes = [str(one.bytes) for one in stored.namespace.layout.sections]
-        words = [arena.descriptor, run.eventfd, run.offset, 200]
+        words = [arena.descriptor, run.wakeup, run.offset, 200]
         with subprocess.Popen(
             [sys.executable, "-c", READER, *map(str, words), *sizes],
             stdout=subprocess.PIPE,
-            pass_fds=[arena.descriptor, run.eventfd],
+            pass_fds=[arena.descriptor, run.wakeup],
             cwd=ROOT,
             text=True,
         ) as reader:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "listening\n"
             async with running_pool(cluster_path, arena, workers=2) as pool:
-                await pool.fetch(run.fetch_job(), run.eventfd)
+                await pool.fetch(run.fetch_job(), run.waker)
             assert select.select([reader.stdout], [], [], 20)[0], "the reader saw nothing"
             digest, waits = reader.stdout.readline().split()
         assert digest == _sha256(bytes(stored.section(3, 0, 200)))
@@ -163,7 +164,7 @@ async def test_save_out_of_a_run_can_be_fetched(cluster_path: str) -> None:
             assert (ended.stored, ended.known, ended.failed) == (70, 0, 0)
             again = await pool.store(source.store_job())
             assert (again.stored, again.known, again.failed) == (0, 70, 0)
-            fetched = await pool.fetch(target.fetch_job(), target.eventfd)
+            fetched = await pool.fetch(target.fetch_job(), target.waker)
             described = pool.describe()
         assert fetched.blocks == 70
         assert target.holds(70)
@@ -183,7 +184,7 @@ async def test_many_short_jobs_leave_no_descriptors(
                 run = runs[number]
                 for first in range(0, 100, 10):
                     job = run.fetch_job(keys=_keys(stored, first + 2), first_block=first)
-                    ended = await pool.fetch(job, run.eventfd)
+                    ended = await pool.fetch(job, run.waker)
                     assert ended.blocks == 2, ended
                     assert run.holds(2, first=first)
 
@@ -203,7 +204,7 @@ async def test_workers_report_their_cost(cluster_path: str, stored: SectionedBlo
     with new_arena() as arena:
         run = arena.run(stored)
         async with running_pool(cluster_path, arena) as pool:
-            await pool.fetch(run.fetch_job(), run.eventfd)
+            await pool.fetch(run.fetch_job(), run.waker)
             (worker,) = workers_of(pool)
             assert pool.describe()["fetch"]["bytes"] == 200 * 113_920
         assert worker["state"] == "ready"
@@ -220,7 +221,7 @@ async def test_run_outside_the_arena_is_refused(cluster_path: str, stored: Secti
         async with running_pool(cluster_path, arena, has_store=True) as pool:
             for offset in (4096, -4096, 1 << 40, 100):
                 with pytest.raises(InvalidArgument):
-                    await pool.fetch(run.fetch_job(run_offset=offset), run.eventfd)
+                    await pool.fetch(run.fetch_job(run_offset=offset), run.waker)
                 with pytest.raises(InvalidArgument):
                     await pool.store(run.store_job(run_offset=offset))
 

@@ -31,4 +31,5 @@ async def begin(client: AgentClient, end: AgentEnd, run: int = 5) -> tuple[Arena
     theirs = await end.lease(NAMESPACE.layout, run=run)
     mine = await leasing
     assert mine is not None
+    end.client_runs.append(mine)
     return mine, theirs

@@ -33,6 +33,7 @@ from kvstore.agent_messages import (
 )
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.wakeup import Waker, make_wakeup
 from kvstore.layout import BlockLayout
 
 PATIENCE_S = 5.0
@@ -101,7 +102,9 @@ class AgentEnd:
     def __init__(self, accepted: socket.socket, agent: ScriptedAgent) -> None:
         self._socket = accepted
         self._agent = agent
-        self._eventfds: list[int] = []
+        self._wakers: list[Waker] = []
+        self.client_runs: list[object] = []
+        """Held for an engine as long as its connection: a run that is forgotten is released."""
 
     async def read(self, kind: type[RequestT]) -> tuple[int, RequestT]:
         """The next request, which must be of that kind, and its id."""
@@ -134,11 +137,12 @@ class AgentEnd:
     async def lease(self, layout: BlockLayout, *, run: int, offset: int = 0) -> ScriptedRun:
         """Answer the next request, for a run, with as many blocks as it wants."""
         request_id, request = await self.read(LeaseRun)
-        eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._eventfds.append(eventfd)
-        await self.answer(request_id, RunLeased(run, offset, request.blocks), [eventfd])
+        waker, reader = make_wakeup()
+        self._wakers.append(waker)
+        await self.answer(request_id, RunLeased(run, offset, request.blocks), [reader])
+        os.close(reader)
         memory = self._agent.region.run(offset, RunLayout(layout, request.blocks))
-        return ScriptedRun(memory, eventfd)
+        return ScriptedRun(memory, waker)
 
     async def begin_fetch(self) -> tuple[int, FetchRun]:
         return await self.read(FetchRun)
@@ -167,9 +171,9 @@ class AgentEnd:
     def close(self) -> None:
         """As the kernel does for a process that dies."""
         self._socket.close()
-        for eventfd in self._eventfds:
-            os.close(eventfd)
-        self._eventfds.clear()
+        for waker in self._wakers:
+            waker.close()
+        self._wakers.clear()
 
     async def _read(self, size_bytes: int) -> bytes:
         parts = bytearray()
@@ -186,9 +190,9 @@ class AgentEnd:
 class ScriptedRun:
     """A run as the agent and its workers see it."""
 
-    def __init__(self, memory: RunMemory, eventfd: int) -> None:
+    def __init__(self, memory: RunMemory, waker: Waker) -> None:
         self.memory = memory
-        self._eventfd = eventfd
+        self.waker = waker
 
     def ring(self) -> None:
-        os.eventfd_write(self._eventfd, 1)
+        self.waker.wake()

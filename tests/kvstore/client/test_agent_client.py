@@ -93,10 +93,10 @@ async def test_run_that_was_saved_is_fetched_section_by_section(
 ) -> None:
     run = await lease(client, blocks)
     fill(run, blocks)
-    saved = await (await client.save_run(blocks.namespace, blocks.keys, run))
+    saved = await client.save_run(blocks.namespace, blocks.keys, run)
     assert (saved.stored, saved.failed) == (70, 0)
     with await lease(client, blocks) as run:
-        fetch = await client.fetch_run(blocks.namespace, blocks.keys, run, is_by_layer=is_by_layer)
+        fetch = client.fetch_run(blocks.namespace, blocks.keys, run, is_by_layer=is_by_layer)
         for section in range(3):
             assert await run.until_ready(section, 70, 5) == 70
             assert run.section(section) == sections_of(blocks, section)
@@ -111,7 +111,7 @@ async def test_what_one_client_saved_by_run_another_fetches_by_buffers_from_the_
 ) -> None:
     run = await lease(client, blocks)
     fill(run, blocks)
-    await (await client.save_run(blocks.namespace, blocks.keys, run))
+    await client.save_run(blocks.namespace, blocks.keys, run)
     async with StoreClient.connect(cluster_path) as store:
         target = blocks.empty_target()
         assert (await store.fetch(blocks.namespace, blocks.keys, target.blocks)).blocks == 70
@@ -124,7 +124,7 @@ async def test_run_is_used_for_one_fetch_after_another(
     await client.save(blocks.namespace, blocks.keys, blocks.sources)
     with await lease(client, blocks) as run:
         for first in (0, 60, 30, 69, 0):
-            fetch = await client.fetch_run(blocks.namespace, blocks.keys, run, first_block=first)
+            fetch = client.fetch_run(blocks.namespace, blocks.keys, run, first_block=first)
             assert await run.until_ready(2, 70 - first, 5) == 70 - first
             assert (await fetch).blocks == 70 - first
             expected = blocks.area[first * LAYOUT.block_bytes :][:22_784].tobytes()
@@ -136,7 +136,7 @@ async def test_misses_end_a_fetch_and_nothing_is_ready_that_is_not_there(
 ) -> None:
     await client.save(blocks.namespace, blocks.keys[:40], blocks.sources[:40])
     with await lease(client, blocks) as run:
-        fetch = await client.fetch_run(blocks.namespace, blocks.keys, run)
+        fetch = client.fetch_run(blocks.namespace, blocks.keys, run)
         assert await run.until_ready(0, 70, 5) == 40
         result = await fetch
         assert (result.blocks, result.ended) == (40, FetchEnd.TOO_FEW_SHARDS)
@@ -166,7 +166,7 @@ async def test_released_run_with_a_fetch_in_it_comes_back(
     await client.save(blocks.namespace, blocks.keys, blocks.sources)
     for _ in range(20):
         run = await lease(client, blocks)
-        await client.fetch_run(blocks.namespace, blocks.keys, run)
+        client.fetch_run(blocks.namespace, blocks.keys, run)
         run.release()
     whole = await client.lease_run(blocks.namespace, 10_000, deadline_s=5)
     assert whole is not None
@@ -195,7 +195,7 @@ async def test_save_that_is_handed_over_outlives_its_client(
     run = await mortal.lease_run(blocks.namespace, 70)
     assert run is not None
     fill(run, blocks)
-    await mortal.save_run(blocks.namespace, blocks.keys, run)
+    mortal.save_run(blocks.namespace, blocks.keys, run)
     mortal.close()
     await mortal.end_background()
     async with asyncio.timeout(10):
@@ -301,6 +301,23 @@ async def test_match_tells_keys_from_tokens(client: AgentClient, blocks: RandomB
         await client.match(blocks.namespace, [bytes(32)] * 16_385)
 
 
+async def test_mistakes_with_buffers_are_named(client: AgentClient, blocks: RandomBlocks) -> None:
+    ns, keys, size = blocks.namespace, blocks.keys[:2], LAYOUT.block_bytes
+    for buffers, message in (
+        (
+            [bytearray(size), bytes(size)],
+            r"buffers\[1\]: given bytes \(.*[^.]\), expected a writable C-contiguous buffer",
+        ),
+        (
+            [bytearray(size), bytearray(7)],
+            rf"buffers\[1\]: given 7 bytes, expected {size} bytes, "
+            "a block of the namespace's layout",
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=f"^{message}$"):
+            await client.fetch(ns, keys, buffers)
+
+
 # Windows ------------------------------------------------------------------------------------------
 
 
@@ -331,10 +348,18 @@ async def test_mistakes_with_windows_are_named(client: AgentClient, blocks: Rand
     with pytest.raises(InvalidArgument, match="one without a window layout"):
         await client.put_window(ns, key, bytes(WINDOW.block_bytes))
     await client.open_namespace(ns, window_layout=WINDOW)
-    with pytest.raises(InvalidArgument, match=f"expected {WINDOW.block_bytes} bytes"):
+    length = f"expected {WINDOW.block_bytes} bytes, a record of the namespace's window layout"
+    with pytest.raises(InvalidArgument, match=f"^record: given 5 bytes, {length}$"):
         await client.put_window(ns, key, bytes(5))
-    with pytest.raises(InvalidArgument, match="writable"):
+    with pytest.raises(InvalidArgument, match=f"^into: given 5 bytes, {length}$"):
+        await client.fetch_window(ns, key, bytearray(5))
+    with pytest.raises(InvalidArgument, match=r"^into: given bytes \(.*\), expected a writable"):
         await client.fetch_window(ns, key, bytes(WINDOW.block_bytes))
+    full = "given None, expected a buffer or an ArenaRun; .* give None when the arena is full"
+    with pytest.raises(InvalidArgument, match=f"^record: {full}$"):
+        await client.put_window(ns, key, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=f"^into: {full}$"):
+        await client.fetch_window(ns, key, None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"keys\[0\]: given 3 bytes"):
         await client.fetch_window(ns, b"key", bytearray(WINDOW.block_bytes))
     run = await lease(client, blocks)

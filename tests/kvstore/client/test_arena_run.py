@@ -1,17 +1,19 @@
 """A run as its engine has it: what is ready, who waits for it, who may use it."""
 
 import asyncio
+import gc
 import os
+import resource
 
 import pytest
 
 from kvstore.agent_messages import FetchEnded, Refused, ReleaseRun, StoreEnded, StoreRun
 from kvstore.arena.progress import ProgressWriter, begin_table
-from kvstore.client import AgentClient, FetchEnd
-from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument
+from kvstore.client import AgentClient, ArenaRun, FetchEnd
+from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument, StoreError
 from tests.kvstore.blocks import RandomBlocks
-from tests.kvstore.client.agent_meeting import KEYS, NAMESPACE, begin, meet
-from tests.kvstore.client.scripted_agent import ScriptedAgent
+from tests.kvstore.client.agent_meeting import KEYS, NAMESPACE, begin, meet, until
+from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent
 
 
 async def test_nothing_is_ready_before_the_agent_has_begun_whatever_the_memory_holds(
@@ -22,7 +24,7 @@ async def test_nothing_is_ready_before_the_agent_has_begun_whatever_the_memory_h
     begin_table(theirs.memory, [(0, 3)])
     ProgressWriter(theirs.memory, 0).set_ready(0, 3)
     assert (run.ready_blocks(0), run.is_ended) == (0, True)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
+    fetch = client.fetch_run(NAMESPACE, KEYS, run)
     assert (run.ready_blocks(0), run.is_ended) == (0, False)
     assert await run.until_ready(0, 1, 0.01) == 0
     assert not fetch.is_done
@@ -33,7 +35,7 @@ async def test_sections_are_ready_as_the_table_says(
 ) -> None:
     end = await meet(client, agent)
     run, theirs = await begin(client, end)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run)
+    fetch = client.fetch_run(NAMESPACE, KEYS, run)
     request_id, request = await end.begin_fetch()
     assert (request.run, request.first_block, request.is_by_layer) == (5, 0, True)
     begin_table(theirs.memory, [(0, 3)])
@@ -67,7 +69,7 @@ async def test_end_of_a_fetch_wakes_who_waits_although_no_worker_wrote_it(
 ) -> None:
     end = await meet(client, agent)
     run, _ = await begin(client, end)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    fetch = client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
     request_id, _ = await end.begin_fetch()
     waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
     await asyncio.sleep(0.02)
@@ -83,7 +85,7 @@ async def test_end_of_a_fetch_stays_visible_to_all_who_come_late(
     """Who wakes first must not take the event of the end from the others."""
     end = await meet(client, agent)
     run, _ = await begin(client, end)
-    fetch = await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    fetch = client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
     request_id, _ = await end.begin_fetch()
     await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
     await fetch
@@ -107,6 +109,79 @@ async def test_who_waits_for_a_run_without_a_fetch_is_woken_when_the_agent_dies(
         await run.until_changed(30)
 
 
+@pytest.mark.parametrize("wakes", [1, 10_000])
+async def test_any_number_of_wakeups_is_one(
+    client: AgentClient, agent: ScriptedAgent, wakes: int
+) -> None:
+    end = await meet(client, agent)
+    run, theirs = await begin(client, end)
+    client.fetch_run(NAMESPACE, KEYS, run)
+    await end.begin_fetch()
+    for _ in range(wakes):
+        theirs.ring()
+    await run.until_changed(5)
+    begun_at_s = asyncio.get_running_loop().time()
+    await run.until_changed(0.1)
+    assert asyncio.get_running_loop().time() - begun_at_s > 0.09, "nothing was left"
+    for _ in range(wakes):
+        theirs.ring()
+    assert await asyncio.to_thread(run.wait_ready, 0, 1, 0.1) == 0
+
+
+async def test_end_of_the_wakeups_means_that_nothing_more_comes(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    """The agent is gone, though its session has not ended yet: nobody waits, and nobody spins."""
+    end = await meet(client, agent)
+    run, theirs = await begin(client, end)
+    fetch = client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    request_id, _ = await end.begin_fetch()
+    in_thread = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
+    await asyncio.sleep(0.02)
+    assert not run.is_ended
+    theirs.waker.close()
+    async with asyncio.timeout(1):
+        assert await in_thread == 0
+        assert await run.until_ready(0, 3, 30) == 0
+    assert run.is_ended
+    waiting = asyncio.create_task(run.until_changed(30))
+    await asyncio.sleep(0.02)
+    assert not waiting.done(), "it must not return again and again"
+    await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
+    async with asyncio.timeout(1):
+        await waiting
+    assert (await fetch).blocks == 0
+
+
+async def test_loop_that_waits_is_told_of_the_end_of_the_wakeups(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, theirs = await begin(client, end)
+    client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    in_loop = asyncio.create_task(run.until_ready(0, 3, 30))
+    await asyncio.sleep(0.02)
+    theirs.waker.close()
+    async with asyncio.timeout(1):
+        assert await in_loop == 0
+
+
+async def test_thread_is_told_when_the_system_has_no_descriptor_to_wait_with(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    client.fetch_run(NAMESPACE, KEYS, run)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="no descriptor to wait with"):
+            run.wait_ready(0, 1, 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert run.wait_ready(0, 1, 0.01) == 0
+
+
 async def test_released_and_handed_over_runs_are_not_to_be_used(
     client: AgentClient, agent: ScriptedAgent
 ) -> None:
@@ -121,7 +196,7 @@ async def test_released_and_handed_over_runs_are_not_to_be_used(
     await end.lease(NAMESPACE.layout, run=6)
     other = await leasing
     assert other is not None
-    save = await client.save_run(NAMESPACE, KEYS, other)
+    save = client.save_run(NAMESPACE, KEYS, other)
     with pytest.raises(InvalidArgument, match="handed over"):
         other.part(0, 0)
     other.release()
@@ -137,7 +212,7 @@ async def test_run_that_the_agent_does_not_want_to_save_is_given_back(
 ) -> None:
     end = await meet(client, agent)
     run, _ = await begin(client, end)
-    save = await client.save_run(NAMESPACE, KEYS, run)
+    save = client.save_run(NAMESPACE, KEYS, run)
     request_id, _ = await end.read(StoreRun)
     await end.answer(request_id, Refused(what="it has no role store", is_mistake=False))
     with pytest.raises(AgentRefused):
@@ -150,7 +225,7 @@ async def test_release_wakes_the_thread_that_waits(
 ) -> None:
     end = await meet(client, agent)
     run, _ = await begin(client, end)
-    await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
     waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
     await asyncio.sleep(0.02)
     await asyncio.to_thread(run.release)
@@ -165,7 +240,7 @@ async def test_thread_that_releases_a_run_wakes_the_loop_and_leaves_no_descripto
     end = await meet(client, agent)
     run, _ = await begin(client, end)
     before = len(os.listdir("/proc/self/fd"))
-    await client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
+    client.fetch_run(NAMESPACE, KEYS, run, deadline_s=30)
     waiting = asyncio.create_task(run.until_ready(0, 3, 30))
     await asyncio.sleep(0.02)
     await asyncio.to_thread(run.release)
@@ -187,7 +262,7 @@ async def test_run_of_another_client_is_refused(agent: ScriptedAgent, client: Ag
     await client.open_namespace(NAMESPACE)
     for call in (client.fetch_run, client.save_run):
         with pytest.raises(InvalidArgument, match="a run of another client"):
-            await call(NAMESPACE, KEYS, foreign)
+            call(NAMESPACE, KEYS, foreign)
     other_client.close()
     await other_client.end_background()
 
@@ -204,12 +279,146 @@ async def test_runs_of_other_layouts_and_sizes_are_refused(
         (other.namespace, other.keys, "another layout"),
     ):
         with pytest.raises(InvalidArgument, match=message):
-            await client.fetch_run(namespace, keys, run)
+            client.fetch_run(namespace, keys, run)
         with pytest.raises(InvalidArgument, match=message):
-            await client.save_run(namespace, keys, run)
-    await client.fetch_run(NAMESPACE, KEYS, run)
+            client.save_run(namespace, keys, run)
+    client.fetch_run(NAMESPACE, KEYS, run)
     for call in (client.fetch_run, client.save_run):
         with pytest.raises(InvalidArgument, match="expected no fetch that runs"):
-            await call(NAMESPACE, KEYS, run)
+            call(NAMESPACE, KEYS, run)
     with pytest.raises(InvalidArgument, match="block: given 3, expected 0 to 2"):
         run.part(0, 3)
+
+
+# Runs that are forgotten --------------------------------------------------------------------------
+
+
+async def lease_without_a_hold(client: AgentClient, end: AgentEnd, run: int) -> ArenaRun:
+    """Unlike that of `begin`, it is nobody's but the caller's."""
+    leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+    await end.open_namespace()
+    await end.lease(NAMESPACE.layout, run=run)
+    leased = await leasing
+    assert leased is not None
+    await asyncio.sleep(0)  # until then the loop holds what it has just handed out
+    return leased
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+async def test_run_that_nobody_holds_is_released_with_a_warning(
+    client: AgentClient, agent: ScriptedAgent, is_waited_for: bool
+) -> None:
+    end = await meet(client, agent)
+    before = len(os.listdir("/proc/self/fd"))
+    run = await lease_without_a_hold(client, end, run=8)
+    if is_waited_for:  # which takes one more descriptor
+        fetch = client.fetch_run(NAMESPACE, KEYS, run)
+        request_id, _ = await end.begin_fetch()
+        assert await asyncio.to_thread(run.wait_ready, 0, 1, 0.01) == 0
+        await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
+        assert (await fetch).blocks == 0
+    held = [run]
+    del run
+    with pytest.warns(ResourceWarning, match="nobody released <ArenaRun 8: 3 blocks of 2048 bytes"):
+        held.clear()
+    assert (await end.read(ReleaseRun))[1].run == 8
+    end.close()
+    await until(lambda: not client.is_connected)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+async def test_run_that_a_thread_drops_last_is_released_by_the_loop(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    held = [await lease_without_a_hold(client, end, run=8)]
+    with pytest.warns(ResourceWarning, match="nobody released"):
+        await asyncio.to_thread(held.clear)
+    assert (await end.read(ReleaseRun))[1].run == 8
+
+
+async def test_run_that_is_forgotten_during_its_fetch_is_released_after_it(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    """Until then its fetch holds it: the result is asked for by whoever has the operation."""
+    end = await meet(client, agent)
+    fetch = client.fetch_run(NAMESPACE, KEYS, await lease_without_a_hold(client, end, run=8))
+    request_id, _ = await end.begin_fetch()
+    gc.collect()
+    await end.answer(request_id, FetchEnded(3, FetchEnd.COMPLETE.value))
+    with pytest.warns(ResourceWarning, match="nobody released"):
+        assert (await end.read(ReleaseRun))[1].run == 8
+    assert (await fetch).blocks == 3
+
+
+async def test_runs_that_were_released_handed_over_or_lost_are_forgotten_without_a_word(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    before = len(os.listdir("/proc/self/fd"))
+    released = await lease_without_a_hold(client, end, run=8)
+    runs = [released]
+    for number in (9, 10):
+        leasing = asyncio.create_task(client.lease_run(NAMESPACE, 3))
+        await end.lease(NAMESPACE.layout, run=number)
+        leased = await leasing
+        assert leased is not None
+        runs.append(leased)
+    with released:
+        pass
+    save = client.save_run(NAMESPACE, KEYS, runs[1])
+    agent.stop_listening()
+    end.close()
+    with pytest.raises(AgentUnreachable):
+        await save
+    assert [repr(run).rpartition(", ")[2] for run in runs] == [
+        "released>",
+        "handed over to be saved>",
+        "lost with its agent>",
+    ]
+    runs.clear()
+    del released, leased, leasing
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+# What people read ---------------------------------------------------------------------------------
+
+
+async def test_runs_and_operations_say_what_they_are(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    assert repr(run) == "<ArenaRun 5: 3 blocks of 2048 bytes, leased>"
+    fetch = client.fetch_run(NAMESPACE, KEYS, run)
+    assert repr(run) == "<ArenaRun 5: 3 blocks of 2048 bytes, being fetched into>"
+    assert repr(fetch) == "<RunOperation fetch of 3 blocks into run 5: running>"
+    request_id, _ = await end.begin_fetch()
+    await end.answer(request_id, FetchEnded(3, FetchEnd.COMPLETE.value))
+    result = await fetch
+    assert repr(fetch) == f"<RunOperation fetch of 3 blocks into run 5: {result!r}>"
+    save = client.save_run(NAMESPACE, KEYS, run)
+    assert repr(run) == "<ArenaRun 5: 3 blocks of 2048 bytes, handed over to be saved>"
+    request_id, _ = await end.read(StoreRun)
+    await end.answer(request_id, Refused(what="it has no role store", is_mistake=False))
+    with pytest.raises(AgentRefused):
+        await save
+    assert repr(save).startswith("<RunOperation save of 3 blocks out of run 5: failed: ")
+    assert "it has no role store" in repr(save)
+
+
+async def test_a_run_that_was_not_leased_is_told_from_other_mistakes(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    await meet(client, agent)
+    for call in (client.fetch_run, client.save_run):
+        with pytest.raises(
+            InvalidArgument,
+            match="run: given NoneType, expected an ArenaRun; "
+            "lease_run and lease_window give None when the arena is full",
+        ):
+            call(NAMESPACE, KEYS, None)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"run: given bytes, expected an ArenaRun$"):
+            call(NAMESPACE, KEYS, b"")  # type: ignore[arg-type]

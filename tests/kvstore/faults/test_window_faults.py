@@ -14,8 +14,10 @@ import pytest
 
 from kvstore.window.announcer import LOOKUP_S_MAX
 from kvstore.window.directory_host import HOST_SILENT_S
+from kvstore.window.entrypoint_link import MOVED_KEPT_S
 from kvstore.window.messages import AnnouncedItem, Announcement
 from kvstore.window.partition import choose_entrypoint
+from tests.kvstore.faults.gate import Gate, held_back
 from tests.kvstore.window.host_process import HostProcess, host_process, start_host
 from tests.kvstore.window.hosts import (
     BIG_LAYOUT,
@@ -155,70 +157,6 @@ async def test_record_overwritten_while_it_is_read_is_a_miss_and_its_entry_goes(
         assert await reader.lookup(1, 2) == [None, maker.address]
 
 
-class Gate:
-    """Passes what a peer sends on to one host, and what that answers only a little of, until it is
-    opened. So a test can act in the middle of an answer, however much the system buffers."""
-
-    PASSED_AT_ONCE_BYTES = 256 << 10
-
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self.address = ""
-        self.is_begun = asyncio.Event()
-        self.is_open = asyncio.Event()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with socket.socket() as behind:
-            behind.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
-            behind.setblocking(False)
-            loop = asyncio.get_running_loop()
-            ip, _, port = self._host.rpartition(":")
-            await loop.sock_connect(behind, (ip, int(port)))
-            forward = asyncio.create_task(self._forward(reader, behind))
-            try:
-                await self._answer(behind, writer)
-            except OSError:
-                writer.transport.abort()
-            finally:
-                forward.cancel()
-                writer.close()
-
-    async def _forward(self, reader: asyncio.StreamReader, behind: socket.socket) -> None:
-        while data := await reader.read(1 << 16):
-            await asyncio.get_running_loop().sock_sendall(behind, data)
-
-    async def _answer(self, behind: socket.socket, writer: asyncio.StreamWriter) -> None:
-        passed_bytes = 0
-        while data := await asyncio.get_running_loop().sock_recv(behind, 1 << 16):
-            writer.write(data)
-            await writer.drain()
-            passed_bytes += len(data)
-            if passed_bytes > self.PASSED_AT_ONCE_BYTES:
-                self.is_begun.set()
-                await self.is_open.wait()
-
-
-@asynccontextmanager
-async def held_back(host: str) -> AsyncIterator[Gate]:
-    """A gate in front of a host."""
-    gate = Gate(host)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.add(asyncio.ensure_future(gate.serve(reader, writer)))
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    gate.address = address_of(server.sockets[0])
-    try:
-        yield gate
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.01)  # an aborted transport closes its socket a turn later
-
-
 async def fetch_through(gate: Gate, reader: Host, into: memoryview, *, deadline_s: float) -> bool:
     """Fetches record 1, which the directory is told to be behind the gate."""
     assert reader.directory is not None
@@ -283,6 +221,15 @@ def alive(host: Host) -> list[str]:
     return [one["name"] for one in host.service.describe()["entrypoints"] if one["is_alive"]]
 
 
+def count_share(name: str) -> int:
+    return sum(choose_entrypoint(key_of(number), NAMES) == name for number in RECORDS)
+
+
+async def entries_of(entrypoints: Entrypoints) -> list[int]:
+    """How many each of them has, whoever is asked for them."""
+    return [await asyncio.to_thread(one.tell, "entries") for one in entrypoints.processes]
+
+
 async def check_only_the_share_is_lost(reader: Host) -> None:
     """All but the share of e2 is found; a lookup may be late on a busy machine."""
     await wait_until_found(reader, KEPT, 1.5)
@@ -314,7 +261,7 @@ async def test_entries_come_back_when_a_killed_entrypoint_is_started_again() -> 
 
 
 async def test_lookup_is_held_up_once_by_an_entrypoint_that_stands_still() -> None:
-    async with maker_and_reader() as (_, reader, entrypoints):
+    async with maker_and_reader() as (maker, reader, entrypoints):
         entrypoints.processes[1].kill(signal.SIGSTOP)
         begun_s = time.monotonic()
         assert await reader.lookup(LOST[0]) == [None]
@@ -329,6 +276,11 @@ async def test_lookup_is_held_up_once_by_an_entrypoint_that_stands_still() -> No
         await wait_until(lambda: alive(reader) == NAMES)
         await wait_until_found(reader, RECORDS, COMES_BACK_WITHIN_S)
         assert await asyncio.to_thread(entrypoints.processes[1].tell, "entries") == len(LOST)
+        # And it leaves those that had it meanwhile.
+        async with asyncio.timeout(MOVED_KEPT_S + COMES_BACK_WITHIN_S):
+            while await entries_of(entrypoints) != [count_share(name) for name in NAMES]:
+                await asyncio.sleep(0.1)
+        assert await reader.lookup(*RECORDS) == [maker.address] * len(RECORDS)
 
 
 async def test_hosts_go_on_when_all_entrypoints_are_killed_and_come_back() -> None:

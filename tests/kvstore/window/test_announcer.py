@@ -4,7 +4,7 @@ The parts are real ones in this process, behind a line that a test may cut.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import DeadlineExceeded, NodeError, NodeUnreachable
-from kvstore.window.announcer import LOOKUP_S_MAX, TICK_S, Announcer, Place
+from kvstore.window.announcer import LOOKUP_S_MAX, TICK_S, Announcer
 from kvstore.window.directory import DirectoryPart
 from kvstore.window.directory_host import DirectoryHost
-from kvstore.window.entrypoint_link import DEAD_AFTER_S, ITEMS_MAX, QUEUE_MAX, EntrypointLink
+from kvstore.window.entrypoint_link import (
+    DEAD_AFTER_S,
+    ITEMS_MAX,
+    MOVED_KEPT_S,
+    QUEUE_MAX,
+    EntrypointLink,
+)
+from kvstore.window.entrypoints import Place
 from kvstore.window.messages import AnnounceAnswer, Announcement
 from kvstore.window.part_transport import OnAnswer, OnFailure, OwnPart
 from kvstore.window.partition import choose_entrypoint, plan_moves
@@ -34,8 +41,8 @@ def test_only_keys_of_another_entrypoint_than_before_move(
     moved = plan_moves(keys, before, after)
     for key in keys:
         was, now = choose_entrypoint(key, before), choose_entrypoint(key, after)
-        assert [name for name, share in moved.items() if key in share] == (
-            [now] if was != now else []
+        assert [names for names, share in moved.items() if key in share] == (
+            [(was, now)] if was != now else []
         )
 
 
@@ -124,13 +131,57 @@ def test_link_must_be_told_everything_again(reason: str) -> None:
     assert not link.on_answer(answer(found.instance))
 
 
-def test_what_waits_for_a_link_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_withdraws_what_moved_away_after_the_news_and_not_before_its_time() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    moved, news = [key_of(1), key_of(2)], [key_of(number) for number in range(10, 10 + ITEMS_MAX)]
+    link.leave_behind(moved)
+    clock.advance(MOVED_KEPT_S - 0.1)
+    assert (link.queued, link.take_batch()) == (0, [])
+    link.on_answer(answer())
+    clock.advance(0.2)
+    link.add(news)
+    assert link.queued == ITEMS_MAX + 2
+    assert link.take_batch() == news
+    link.on_answer(answer())
+    assert link.take_batch() == moved
+    link.on_answer(answer())
+    assert (link.queued, link.take_batch()) == (0, [])
+
+
+def test_link_withdraws_nothing_that_came_back_to_its_share() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    link.leave_behind([key_of(1), key_of(2)])
+    link.add([key_of(1)])
+    clock.advance(MOVED_KEPT_S)
+    assert link.take_batch() == [key_of(1), key_of(2)]
+    link.on_answer(answer())
+    assert link.queued == 0
+
+
+def test_link_that_is_dead_has_nothing_to_withdraw() -> None:
+    clock = SetClock()
+    link = link_of(clock)
+    link.leave_behind([key_of(1)])
+    link.take_batch()
+    clock.advance(max(DEAD_AFTER_S, MOVED_KEPT_S))
+    assert link.check()
+    assert link.queued == 0
+
+
+@pytest.mark.parametrize("say", [EntrypointLink.add, EntrypointLink.leave_behind])
+def test_what_waits_for_a_link_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, say: Callable[[EntrypointLink, list[bytes]], None]
+) -> None:
     monkeypatch.setattr("kvstore.window.entrypoint_link.QUEUE_MAX", 10)
     assert QUEUE_MAX > 10
-    link = link_of(SetClock())
+    clock = SetClock()
+    link = link_of(clock)
     keys = [key_of(number) for number in range(25)]
     for key in keys:
-        link.add([key])
+        say(link, [key])
+    clock.advance(MOVED_KEPT_S)
     assert link.take_batch() == keys[-10:]
 
 
@@ -223,6 +274,9 @@ class Scene:
     def entries(self) -> int:
         return sum(line.directory.entries for line in self.lines.values())
 
+    def entries_by_name(self) -> dict[str, int]:
+        return {name: line.directory.entries for name, line in self.lines.items()}
+
     async def found(self, *numbers: int, deadline_s: float = 1.0) -> list[int]:
         hosts = await self.announcer.look_up([key_of(number) for number in numbers], deadline_s)
         return [number for number, host in zip(numbers, hosts, strict=True) if host is not None]
@@ -297,6 +351,56 @@ async def test_share_of_a_silent_entrypoint_moves_to_the_others(scene: Scene) ->
     )
     assert await scene.found(*range(60)) == list(range(60))
     assert [row["is_alive"] for row in scene.announcer.describe()] == [True, False, True]
+
+
+async def check_that_only_shares_are_left(scene: Scene, numbers: Sequence[int]) -> None:
+    """Each part has its share, and soon nothing else."""
+    keys = [key_of(number) for number in numbers]
+    share = dict.fromkeys(scene.names, 0)
+    for key in keys:
+        share[choose_entrypoint(key, scene.names)] += 1
+    scene.clock.ahead_s += MOVED_KEPT_S
+    await wait_until(lambda: scene.entries_by_name() == share, within_s=5.0)
+    assert await scene.found(*numbers) == list(numbers)
+    for name, line in scene.lines.items():
+        known = line.directory.look_up(keys)
+        assert [host is not None for host in known] == [
+            choose_entrypoint(key, scene.names) == name for key in keys
+        ]
+
+
+async def test_share_of_an_entrypoint_that_is_added_leaves_the_others_after_a_while(
+    scene: Scene,
+) -> None:
+    scene.put(*range(90))
+    await wait_until(lambda: scene.entries() == 90)
+    before = scene.entries_by_name()
+    scene.names.append("e4")
+    moved = [n for n in range(90) if choose_entrypoint(key_of(n), scene.names) == "e4"]
+    await wait_until(lambda: scene.entries_by_name().get("e4") == len(moved) > 0)
+    # Who has not seen the new map yet still finds everything.
+    assert scene.entries_by_name() == {**before, "e4": len(moved)}
+    scene.drop(moved[0])
+    scene.put(100)
+    await check_that_only_shares_are_left(scene, [*(n for n in range(90) if n != moved[0]), 100])
+
+
+async def test_share_of_an_entrypoint_that_comes_back_leaves_the_others_after_a_while(
+    scene: Scene,
+) -> None:
+    scene.put(*range(90))
+    await wait_until(lambda: scene.entries() == 90)
+    scene.lines["e2"].is_cut = True
+    had = scene.entries_by_name()["e2"]
+    await wait_until(lambda: scene.entries() == 90 + had, within_s=5.0)
+    scene.drop(*range(5))
+    scene.lines["e2"].is_cut = False
+    await wait_until(lambda: scene.announcer.describe()[1]["is_alive"], within_s=3.0)
+    # What it was told before it fell silent and is gone since, it is told nothing of: the reader
+    # who fetches it in vain withdraws it.
+    for number in range(5):
+        scene.announcer.withdraw(HOST, key_of(number))
+    await check_that_only_shares_are_left(scene, range(5, 90))
 
 
 async def test_entrypoints_are_not_blamed_when_this_process_stood_still(scene: Scene) -> None:

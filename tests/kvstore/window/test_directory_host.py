@@ -59,6 +59,39 @@ def test_silent_host_is_forgotten_with_its_entries_and_the_others_are_not(
     assert directory.where(1) == [A]
 
 
+def test_host_that_fell_silent_is_missed_for_a_while_and_one_that_left_is_not(
+    directory: Directory,
+) -> None:
+    def missed() -> list[tuple[str, float]]:
+        listed = directory.host.describe()["hosts_missed"]
+        return [(one["address"], one["silent_s"]) for one in listed]
+
+    directory.say(A, 1)
+    directory.say(B, 2)
+    directory.host.announce(Announcement(B, 1, is_leaving=True))
+    directory.clock.advance(HOST_SILENT_S + 1)
+    directory.host.expire()
+    assert missed() == [(A, 6.0)]
+    directory.clock.advance(60.0)
+    assert missed() == [(A, 66.0)]
+    directory.say(A, 1)
+    assert missed() == []
+    directory.clock.advance(HOST_SILENT_S)
+    directory.host.expire()
+    directory.clock.advance(directory_host.MISSED_S)
+    assert missed() == []
+
+
+def test_only_the_last_of_many_missed_hosts_are_kept(directory: Directory) -> None:
+    hosts = [f"10.0.1.{number}:1" for number in range(directory_host.HOSTS_MISSED_MAX + 5)]
+    for host in hosts:
+        directory.say(host)
+    directory.clock.advance(HOST_SILENT_S)
+    directory.host.expire()
+    listed = directory.host.describe()["hosts_missed"]
+    assert [one["address"] for one in listed] == hosts[5:]
+
+
 def test_nobody_is_silent_while_the_part_itself_stood_still(directory: Directory) -> None:
     directory.say(A, 1)
     directory.clock.advance(60.0)

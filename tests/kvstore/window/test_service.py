@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.errors import InvalidArgument
 from kvstore.window.directory_host import HOST_SILENT_S
+from kvstore.window.entrypoint_link import MOVED_KEPT_S
 from kvstore.window.partition import choose_entrypoint
 from kvstore.window.service import EXPIRE_INTERVAL_S
 from tests.kvstore.window.hosts import (
@@ -171,6 +172,32 @@ async def test_stale_entry_costs_one_failed_fetch_and_is_removed() -> None:
         assert await reader.lookup(1) == [None]
         counters = reader.service.counters
         assert (counters.remote_absent, counters.withdrawn) == (1, 1)
+
+
+async def test_entry_at_another_entrypoint_than_its_own_harms_nobody() -> None:
+    """A share may have moved just now, and not all hosts know; or nobody withdrew its entries."""
+    async with open_fleet() as fleet, open_fleet() as behind:
+        (old,) = fleet.open_entrypoints("e1")
+        part = old.directory
+        assert part is not None
+        behind.add_to_map(("e1", old.address))
+        maker, reader = fleet.open("maker"), fleet.open("reader")
+        late = behind.open("late")
+        maker.put(*range(40))
+        await wait_until(lambda: entries(fleet) == 40)
+        fleet.open_entrypoints("e2")
+        first, second = share_of("e2", range(40), ["e1", "e2"])[:2]
+        await wait_until_found(reader, range(40), COMES_BACK_WITHIN_S)
+        # Who has the old map finds the record by the old entry.
+        assert await late.lookup(first) == [maker.address]
+        assert await late.fetch(first) == bytes_of(first)
+        # Of one that is gone the old entry costs a fetch in vain, and is removed by that.
+        maker.pool.remove(key_of(second))
+        assert await late.fetch(second) is None
+        assert late.service.counters.withdrawn == 1
+        await wait_until(lambda: part.look_up([key_of(second)]) == [None])
+        # With the new map nobody asks there, whatever the old entrypoint still says.
+        assert part.look_up([key_of(first)]) == [maker.address]
 
 
 async def test_older_copy_is_found_when_the_newest_entry_is_stale() -> None:
@@ -353,6 +380,11 @@ async def test_new_entrypoint_in_the_map_takes_over_its_share_and_no_more() -> N
         assert maker.service.describe()["announced"] - told_before <= 2 * len(share)
         assert await found_by(reader, range(300)) == list(range(300))
         assert part.lookups == len(share)
+        # The two others do not keep what is not theirs any more.
+        await fleet.leap(MOVED_KEPT_S)
+        await wait_until(lambda: entries(fleet) == 300)
+        assert await found_by(reader, range(300)) == list(range(300))
+        assert maker.service.describe()["announced"] - told_before <= 3 * len(share)
         # Away with it again: its share goes back to the other two.
         fleet.map = dataclasses.replace(fleet.map, epoch=9, entrypoints=fleet.map.entrypoints[:2])
         await wait_until_found(reader, range(300), COMES_BACK_WITHIN_S)

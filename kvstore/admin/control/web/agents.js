@@ -1,17 +1,32 @@
 // Puts the agents of compute hosts into the page.
 
 import { fillBar, make, number } from "./elements.js";
-import { NONE, formatBytes, formatCount, formatShare, formatSpan, isNumber } from "./format.js";
+import { NONE, formatBytes, formatCount, formatShare, formatSpan, isNumber, plural } from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const ROLES = 4;
 const FIGURES = 8;
+const NAMED = 3;
 
 // `said`: the answer of api/agents. A cluster without agents has no such section.
 export function showAgents({ agents = [], summary = "" }) {
   $("agents-section").hidden = agents.length === 0;
   $("agents-note").textContent = summary;
   $("agents").tBodies[0].replaceChildren(...agents.map(agentRow));
+}
+
+// The tile of the agents: name, value, note and quality; null for a cluster without any.
+export function agentsTile({ agents = [] }) {
+  if (!agents.length) return null;
+  const alive = agents.filter(({ is_alive: is }) => is).length;
+  const points = agents.filter(({ entrypoint }) => entrypoint);
+  const down = points.filter(({ is_alive: is }) => !is).map(({ agent }) => agent);
+  const note = down.length ? `${plural(down.length, "entrypoint", "entrypoints")} down: ${down.slice(0, NAMED).join(", ")}`
+    + `${down.length > NAMED ? ", ..." : ""}`
+    : points.length ? `${points.length === 1 ? "the entrypoint is" : `all ${points.length} entrypoints are`} up`
+      : "none is an entrypoint";
+  return ["Agents alive", `${alive} of ${agents.length}`, note,
+    down.length ? "bad" : alive < agents.length ? "warn" : "good"];
 }
 
 function agentRow(agent) {

@@ -1,6 +1,6 @@
 // Puts figures into the page. Everything that comes from a node is text, never markup.
 
-import { showAgents } from "./agents.js";
+import { agentsTile, showAgents } from "./agents.js";
 import { drawChart } from "./chart.js";
 import { fillBar, make, number } from "./elements.js";
 import { NONE, formatBytes, formatCount, formatShare, formatSpan, formatTime, isNumber, plural } from "./format.js";
@@ -23,7 +23,7 @@ export function showFigures(figures, receivedAt, windowS) {
   for (const place of document.querySelectorAll(".own-node")) place.textContent = own;
   const points = readHistory(history, receivedAt.history, windowS);
   $("cluster-name").textContent = status.cluster ? String(status.cluster).slice(0, 8) : "";
-  showTiles(status, workers, readHistory(history, receivedAt.history, RECENT_S), rows);
+  showTiles(status, workers, readHistory(history, receivedAt.history, RECENT_S), rows, figures.agents ?? {});
   showCharts(points, receivedAt.history ?? Date.now() / 1000, windowS, status);
   showHistoryTable(points);
   showNodes(rows, status, workers);
@@ -134,7 +134,7 @@ function describeCounts({ redundancy }) {
 
 // Now ----------------------------------------------------------------------------------------------
 
-function showTiles(status, workers, recent, rows) {
+function showTiles(status, workers, recent, rows, agents) {
   const fullest = allTargets(rows, workers).reduce((best, one) => ((one.fill ?? -1) > (best.fill ?? -1) ? one : best), {});
   const redundancy = countRedundancy(workers, status.code);
   const counted = redundancy.whole + redundancy.reduced + redundancy.unreadable;
@@ -144,6 +144,7 @@ function showTiles(status, workers, recent, rows) {
   const tiles = [
     ["Nodes alive", isNumber(alive) ? `${alive} of ${status.nodes_total}` : NONE,
       spareText(status), status.spare_nodes < 0 ? "bad" : alive < status.nodes_total ? "warn" : "good"],
+    agentsTile(agents),
     ["Hit rate", formatShare(hitRate(recent)), "of tokens, last 10 min", ""],
     ["Fullest target", formatShare(fullest.fill), fullest.target ?? "", fillQuality(fullest.fill, status)],
     ["Blocks with all shards", counted ? formatShare(redundancy.whole / counted) : NONE,
@@ -152,7 +153,7 @@ function showTiles(status, workers, recent, rows) {
     ["Policy", isNumber(status.policy?.version) ? `version ${status.policy.version}` : NONE,
       isShared ? "the same on all nodes that answer" : "not yet on all nodes", isShared ? "" : "warn"],
   ];
-  $("tiles").replaceChildren(...tiles.map(([name, value, note, quality]) => make("div", {},
+  $("tiles").replaceChildren(...tiles.filter(Boolean).map(([name, value, note, quality]) => make("div", {},
     make("dt", {}, name), make("dd", { class: `value ${quality}` }, value), make("dd", { class: "note" }, note))));
 }
 
