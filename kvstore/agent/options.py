@@ -100,6 +100,12 @@ class AgentOptions:
         if Role.WINDOW in self.roles:
             least, most = WINDOW_BYTES_MIN, ARENA_BYTES_MAX
             _check_size("--window-memory", self.window_memory_bytes, least, most)
+        if self.entrypoint is not None and Role.CHECK not in self.roles:
+            raise InvalidArgument(
+                "--roles",
+                given=f"{','.join(role_names(self.roles))} beside --entrypoint {self.entrypoint}",
+                expected="check among them: an entrypoint holds a part of the window directory",
+            )
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
             raise InvalidArgument("--name", given=repr(self.name), expected=NAME_RULE)
         if self.listen is not None:

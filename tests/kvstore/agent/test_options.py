@@ -51,6 +51,7 @@ def test_unknown_roles_are_refused(text: str) -> None:
         ({"name": ""}, "--name: given '', expected 1 to 32"),
         ({"name": ".a"}, "--name"),
         ({"name": "a b"}, "--name"),
+        ({"entrypoint": "e1", "roles": parse_roles("window")}, "--roles: .* expected check"),
         ({"entrypoint": "e1", "listen": "127.0.0.1:0"}, "--listen: .* beside --entrypoint"),
         ({"listen": "0.0.0.0:0"}, "--listen"),
         ({"listen": "somewhere:1"}, "--listen"),

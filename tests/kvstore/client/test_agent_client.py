@@ -5,6 +5,7 @@ import os
 import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,7 +304,7 @@ async def test_match_tells_keys_from_tokens(client: AgentClient, blocks: RandomB
 
 async def test_mistakes_with_buffers_are_named(client: AgentClient, blocks: RandomBlocks) -> None:
     ns, keys, size = blocks.namespace, blocks.keys[:2], LAYOUT.block_bytes
-    for buffers, message in (
+    mistakes: list[tuple[list[Any], str]] = [
         (
             [bytearray(size), bytes(size)],
             r"buffers\[1\]: given bytes \(.*[^.]\), expected a writable C-contiguous buffer",
@@ -313,7 +314,8 @@ async def test_mistakes_with_buffers_are_named(client: AgentClient, blocks: Rand
             rf"buffers\[1\]: given 7 bytes, expected {size} bytes, "
             "a block of the namespace's layout",
         ),
-    ):
+    ]
+    for buffers, message in mistakes:
         with pytest.raises(InvalidArgument, match=f"^{message}$"):
             await client.fetch(ns, keys, buffers)
 
