@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from ..cluster.entities import ClusterMap
 from ..key import ImageSpan, Namespace, TokenIds
 from ..layout import BlockLayout
 from .agent_arguments import is_key_chain
@@ -18,15 +17,14 @@ from .agent_client import STATUS_DEADLINE_S, AgentClient
 from .agent_link import check_socket_path
 from .agent_results import PromptMatch, RunOperation, WindowFetch
 from .arena_run import ArenaRun
-from .blocking import BlockingClient
-from .results import ClientCounters, FetchResult, SaveResult
-from .statistics import NodeReport
+from .blocking import BlockingStoreCalls
+from .results import FetchResult, SaveResult
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 
-class BlockingAgentClient(BlockingClient[AgentClient]):
+class BlockingAgentClient(BlockingStoreCalls[AgentClient]):
     """`AgentClient` with blocking calls; what each does, takes and raises is written there."""
 
     def __init__(self, socket_path: str | Path, *, name: str = "") -> None:
@@ -69,64 +67,6 @@ class BlockingAgentClient(BlockingClient[AgentClient]):
         )
         return self._run(found, "match")
 
-    def fetch(
-        self,
-        namespace: Namespace,
-        keys: Sequence[bytes],
-        buffers: Sequence[WriteableBuffer],
-        *,
-        first_block: int = 0,
-        deadline_s: float = 2.0,
-    ) -> FetchResult:
-        """See AgentClient.fetch."""
-        return self._run(
-            self._client.fetch(
-                namespace, keys, buffers, first_block=first_block, deadline_s=deadline_s
-            ),
-            "fetch",
-        )
-
-    def save(
-        self,
-        namespace: Namespace,
-        keys: Sequence[bytes],
-        buffers: Sequence[ReadableBuffer],
-        *,
-        first_block: int = 0,
-        ttl_class: str = "chat",
-        deadline_s: float = 10.0,
-    ) -> SaveResult:
-        """See AgentClient.save."""
-        return self._run(
-            self._client.save(
-                namespace,
-                keys,
-                buffers,
-                first_block=first_block,
-                ttl_class=ttl_class,
-                deadline_s=deadline_s,
-            ),
-            "save",
-        )
-
-    def forget(
-        self,
-        namespace: Namespace,
-        keys: Sequence[bytes],
-        *,
-        first_block: int = 0,
-        deadline_s: float = 10.0,
-    ) -> int:
-        """See AgentClient.forget."""
-        return self._run(
-            self._client.forget(namespace, keys, first_block=first_block, deadline_s=deadline_s),
-            "forget",
-        )
-
-    def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
-        """See AgentClient.node_reports."""
-        return self._run(self._client.node_reports(deadline_s=deadline_s), "node_reports")
-
     def status(self, *, deadline_s: float = STATUS_DEADLINE_S) -> dict[str, Any]:
         """See AgentClient.status."""
         return self._run(self._client.status(deadline_s=deadline_s), "status")
@@ -135,16 +75,6 @@ class BlockingAgentClient(BlockingClient[AgentClient]):
     def is_connected(self) -> bool:
         """Whether there is a connection now. It may be gone a moment later."""
         return self._client.is_connected
-
-    @property
-    def map(self) -> ClusterMap:
-        """See AgentClient.map."""
-        return self._client.map
-
-    @property
-    def counters(self) -> ClientCounters:
-        """See AgentClient.counters."""
-        return self._client.counters
 
     @property
     def arena(self) -> memoryview | None:

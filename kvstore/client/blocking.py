@@ -132,17 +132,53 @@ async def _close_client(client: LoopClient) -> None:
     client.close()
 
 
-class BlockingStoreClient(BlockingClient[StoreClient]):
-    """`StoreClient` with blocking calls; what each does, takes and raises is written there."""
+class StoreCalls(LoopClient, Protocol):
+    """The calls that all clients of the store have alike; see StoreClient."""
 
-    def __init__(self, path: str | Path) -> None:
-        source = FileMapSource(path)
-        cluster_map = source.load()
-        super().__init__(lambda: _make_client(cluster_map, source), "store-client")
+    @property
+    def map(self) -> ClusterMap: ...
 
-    def match(self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0) -> int:
-        """See StoreClient.match."""
-        return self._run(self._client.match(namespace, keys, deadline_s=deadline_s), "match")
+    @property
+    def counters(self) -> ClientCounters: ...
+
+    async def fetch(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[WriteableBuffer],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 2.0,
+    ) -> FetchResult: ...
+
+    async def save(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        buffers: Sequence[ReadableBuffer],
+        *,
+        first_block: int = 0,
+        ttl_class: str = "chat",
+        deadline_s: float = 10.0,
+    ) -> SaveResult: ...
+
+    async def forget(
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        *,
+        first_block: int = 0,
+        deadline_s: float = 10.0,
+    ) -> int: ...
+
+    async def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]: ...
+
+
+CallsT = TypeVar("CallsT", bound=StoreCalls)
+
+
+class BlockingStoreCalls(BlockingClient[CallsT]):
+    """What the blocking forms of all clients of the store have alike."""
 
     def fetch(
         self,
@@ -211,6 +247,19 @@ class BlockingStoreClient(BlockingClient[StoreClient]):
     def counters(self) -> ClientCounters:
         """What this client has done since it was opened."""
         return self._client.counters
+
+
+class BlockingStoreClient(BlockingStoreCalls[StoreClient]):
+    """`StoreClient` with blocking calls; what each does, takes and raises is written there."""
+
+    def __init__(self, path: str | Path) -> None:
+        source = FileMapSource(path)
+        cluster_map = source.load()
+        super().__init__(lambda: _make_client(cluster_map, source), "store-client")
+
+    def match(self, namespace: Namespace, keys: Sequence[bytes], *, deadline_s: float = 1.0) -> int:
+        """See StoreClient.match."""
+        return self._run(self._client.match(namespace, keys, deadline_s=deadline_s), "match")
 
 
 async def _make_client(cluster_map: ClusterMap, source: MapSource) -> StoreClient:
