@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,6 +60,7 @@ async def test_full_target_goes_down_to_its_low_watermark_deepest_blocks_first(
         blocks = await bench.save(1600, seed=1)
         before = await bench.fill("n01")
         assert before > 0.9
+        await _make_equally_old(bench, blocks)
         evicted = await bench.evictions["n01"].run_now()
         assert evicted["expired"] == 0
         assert 0.84 < await bench.fill("n01") <= 0.85
@@ -101,11 +102,28 @@ async def test_use_that_only_peers_saw_spares_a_block(cluster: LocalCluster) -> 
 
 async def _touch_at_peers(bench: WorkerBench, blocks: RandomBlocks) -> None:
     """As a fetch does that leaves out n01."""
-    items = np.zeros(len(blocks.keys), wire.TOUCH_ITEM)
-    items["key"] = np.frombuffer(b"".join(blocks.keys), "V32")
-    items["last_used_s"] = 0xFFFFFFFF
+    peers = [node for node in bench.cluster.node_names if node != "n01"]
+    await _touch(bench, blocks, peers, last_used_s=0xFFFFFFFF)
+
+
+async def _make_equally_old(bench: WorkerBench, blocks: RandomBlocks) -> None:
+    """One last use for all, as if the save had not gone over the border of a second."""
+    nodes = bench.cluster.node_names
+    newest_s = max([int((await bench.columns(node)).last_used_s.max()) for node in nodes])
+    await _touch(bench, blocks, nodes, last_used_s=newest_s)
+
+
+async def _touch(
+    bench: WorkerBench, blocks: RandomBlocks, nodes: Sequence[str], *, last_used_s: int
+) -> None:
     for target in bench.link.map.targets:
-        if target.node != "n01":
+        if target.node not in nodes:
+            continue
+        for at in range(0, len(blocks.keys), wire.KEYS_PER_REQUEST_MAX):
+            keys = blocks.keys[at : at + wire.KEYS_PER_REQUEST_MAX]
+            items = np.zeros(len(keys), wire.TOUCH_ITEM)
+            items["key"] = np.frombuffer(b"".join(keys), "V32")
+            items["last_used_s"] = last_used_s
             await bench.link.ask(target.name, wire.Op.TOUCH, body=items.tobytes(), count=len(items))
 
 
