@@ -9,7 +9,7 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := $(wildcard engine erasure gc_worker kernels kvstore)
-CHECKED := $(PACKAGES) $(wildcard benchmarks demo tests)
+CHECKED := $(PACKAGES) $(wildcard benchmarks demo tests training)
 
 # Extra words for the tools: make test PYTEST_FLAGS="-k wire", make demo DEMO_FLAGS=...
 # Many tests wait for processes, so two at a time take little more than half as long.

@@ -1,43 +1,37 @@
 """The memory that KV cache lives in: a fixed number of reference-counted blocks of 128 tokens.
 
 Each block is one contiguous run of exactly the bytes that a store keeps, so a fetch writes into the
-pool and a save reads from it with no copy between. The pool knows nothing of tokens, keys or
-requests; it does not evict.
+pool and a save reads from it with no copy between. The pool knows nothing of tokens, keys, requests
+or what the bytes mean; it does not evict.
 """
 
 from collections.abc import Iterable
 from threading import Lock
 
+import numpy as np
 import torch
 
-from kvstore.layout import BLOCK_TOKENS
-
 from .errors import BlockPoolExhausted, InvalidRequest
-from .layout import KVGeometry
+
+CACHE_LINE_BYTES = 64
 
 
 class BlockPool:
-    """`capacity_blocks` blocks of one geometry. May be used by several threads at once.
+    """`capacity_blocks` blocks of `block_bytes` each. May be used by several threads at once.
 
-    `kv` is the pool as a tensor: bfloat16 [block, layer, K or V, kv head, token, dim]. Memory is
-    taken from the system as blocks are first written.
+    `memory` is the pool as a tensor: uint8 [block, byte]. A byte that was never written is zero, so
+    padding is too. Memory is taken from the system as blocks are first written.
     """
 
-    def __init__(self, geometry: KVGeometry, *, capacity_blocks: int) -> None:
+    def __init__(self, *, block_bytes: int, capacity_blocks: int) -> None:
+        if block_bytes < 1:
+            raise InvalidRequest("block bytes", given=block_bytes, expected="1 or more")
         if capacity_blocks < 1:
             raise InvalidRequest("pool blocks", given=capacity_blocks, expected="1 or more")
-        self.geometry = geometry
+        self.block_bytes = block_bytes
         self.capacity_blocks = capacity_blocks
-        memory = torch.empty(capacity_blocks, geometry.block_bytes, dtype=torch.uint8)
-        self.kv = memory.view(torch.bfloat16).view(
-            capacity_blocks,
-            geometry.layers,
-            2,
-            geometry.kv_heads,
-            BLOCK_TOKENS,
-            geometry.head_dim,
-        )
-        self._bytes = memory.numpy()
+        self._bytes = _zero_bytes(capacity_blocks * block_bytes).reshape(capacity_blocks, -1)
+        self.memory = torch.from_numpy(self._bytes)
         self._references = [0] * capacity_blocks
         # The end of the list is taken first: a block just freed is the one still in the CPU cache.
         self._free = list(reversed(range(capacity_blocks)))
@@ -86,3 +80,10 @@ class BlockPool:
         """The block's own bytes, writable. Valid while the caller holds a reference."""
         assert self._references[block_id] > 0, f"block {block_id} is free"
         return memoryview(self._bytes[block_id])
+
+
+def _zero_bytes(size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Zeros that begin at a cache line. numpy asks the system for cleared pages, torch clears."""
+    memory = np.zeros(size_bytes + CACHE_LINE_BYTES - 1, dtype=np.uint8)
+    first = -memory.ctypes.data % CACHE_LINE_BYTES
+    return memory[first : first + size_bytes]

@@ -4,7 +4,9 @@
     |-- ModelFileError       (also ValueError)         the model file cannot be used; all reasons
     |   `-- MissingModel     (also FileNotFoundError)  there is no model file
     |-- InvalidRequest       (also ValueError)         a caller's mistake; nothing was computed
+    |-- HandoverRefused      (also ValueError)         these bytes are no state of this model
     |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
+    |-- StateSlotsExhausted  (also MemoryError)        no free state slot; retry later
     `-- EngineClosed         (also RuntimeError)       the engine was used after its end
 
 A store that fails is not here: the engine goes on without it and counts the fault. Broken
@@ -68,6 +70,29 @@ class BlockPoolExhausted(EngineError, MemoryError):
         self.asked_blocks = asked_blocks
         self.free_blocks = free_blocks
         self.capacity_blocks = capacity_blocks
+
+
+class StateSlotsExhausted(EngineError, MemoryError):
+    """Every state slot is in use; nothing was allocated."""
+
+    def __init__(self, *, slots: int) -> None:
+        super().__init__(f"state pool: no slot of {slots} is free")
+        self.slots = slots
+
+
+class HandoverRefused(EngineError, ValueError):
+    """The bytes of a state cannot be used; nothing was allocated or written.
+
+    `what` names the part that is wrong.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, given: object, expected: object) -> None:
+        super().__init__(f"state: {what}: given {given}, expected {expected}")
+        self.what = what
+        self.given = given
+        self.expected = expected
 
 
 class EngineClosed(EngineError, RuntimeError):

@@ -85,7 +85,9 @@ class LLM:
         self.context_tokens = model.config.context_tokens
         self.compute = str(model.compute_dtype).removeprefix("torch.")
         self.store_faults = StoreFaults()
-        self.pool = BlockPool(model.geometry, capacity_blocks=config.pool_blocks)
+        self.pool = BlockPool(
+            block_bytes=model.geometry.block_bytes, capacity_blocks=config.pool_blocks
+        )
         self.runner = Runner(model, self.pool)
         self._config = config
         self._clock = clock

@@ -8,6 +8,15 @@ import torch
 from kvstore.layout import BLOCK_TOKENS
 
 from .block_pool import BlockPool
+from .layout import KVGeometry
+
+
+def kv_view(pool: BlockPool, geometry: KVGeometry) -> torch.Tensor:
+    """The pool as numbers: bfloat16 [block, layer, K or V, kv head, token, dim], a view."""
+    assert pool.block_bytes == geometry.block_bytes, (pool.block_bytes, geometry)
+    return pool.memory.view(torch.bfloat16).view(
+        pool.capacity_blocks, geometry.layers, 2, geometry.kv_heads, BLOCK_TOKENS, geometry.head_dim
+    )
 
 
 class GatherBuffer:
@@ -17,10 +26,10 @@ class GatherBuffer:
     so it stays in the CPU cache; a fresh allocation each time costs more than the copy.
     """
 
-    def __init__(self, pool: BlockPool, *, blocks_max: int) -> None:
-        geometry = pool.geometry
+    def __init__(self, geometry: KVGeometry, *, blocks_max: int) -> None:
         rows = 2 * geometry.kv_heads * blocks_max
         row_numbers = BLOCK_TOKENS * geometry.head_dim
+        self.geometry = geometry
         self.blocks_max = blocks_max
         self.rows = torch.empty(rows, row_numbers, dtype=torch.bfloat16)
         # float32 compute needs a second buffer; its pages are never touched otherwise.
@@ -36,10 +45,10 @@ class PagedKV:
 
     def __init__(self, pool: BlockPool, block_ids: list[int], buffer: GatherBuffer) -> None:
         assert len(block_ids) <= buffer.blocks_max, (len(block_ids), buffer.blocks_max)
-        geometry = pool.geometry
+        geometry = buffer.geometry
         self._geometry = geometry
-        self._kv = pool.kv
-        self._rows = pool.kv.view(-1, BLOCK_TOKENS * geometry.head_dim)
+        self._kv = kv_view(pool, geometry)
+        self._rows = self._kv.view(-1, BLOCK_TOKENS * geometry.head_dim)
         self._block_ids = block_ids
         self._buffer = buffer
         # Row of the pool that holds [K or V][kv head][block of the sequence], layer 0.

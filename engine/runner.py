@@ -44,7 +44,7 @@ class Runner:
         self._model = model
         self._pool = pool
         blocks_max = -(-model.config.context_tokens // BLOCK_TOKENS)
-        self._gather_buffer = GatherBuffer(pool, blocks_max=blocks_max)
+        self._gather_buffer = GatherBuffer(model.geometry, blocks_max=blocks_max)
 
     @torch.inference_mode()
     def prefill(self, sequence: TokenSequence) -> torch.Tensor:

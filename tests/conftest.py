@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from engine.threads import prepare_environment
+
+# Read when torch is loaded: with it, bits do not depend on the number of threads or on alignment.
+prepare_environment()
+
 # A wall-clock limit for one example would fail on a busy machine, not on a slow program: each test
 # has its time-out instead.
 settings.register_profile("default", deadline=None, print_blob=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What a user installs; `demo` and `benchmarks` are run from the checkout.
+# What a user installs; `benchmarks`, `demo` and `training` are run from the checkout.
 PACKAGES = ("engine", "erasure", "gc_worker", "kernels", "kvstore")
-PROGRAMS = ("benchmarks", "demo")
+PROGRAMS = ("benchmarks", "demo", "training")
 
 # Folders that tools make; only asked where there is no git to say what is ignored.
 _MADE_BY_TOOLS = {"__pycache__", "build", "dist"}

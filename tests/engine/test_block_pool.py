@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from engine.block_pool import BlockPool
 from engine.errors import BlockPoolExhausted, InvalidRequest
 from engine.layout import KVGeometry
+from engine.paged_kv import kv_view
 
 GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=16)
 CAPACITY_BLOCKS = 5
 
 
 def test_pool_block_is_one_writable_run_of_the_exact_bytes() -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=2)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=2)
     (block_id,) = pool.allocate(1)
     buffer = pool.buffer(block_id)
     assert (buffer.nbytes, buffer.format, buffer.ndim) == (GEOMETRY.block_bytes, "B", 1)
@@ -25,21 +26,22 @@ def test_pool_block_is_one_writable_run_of_the_exact_bytes() -> None:
 
 
 def test_pool_buffer_and_tensor_are_the_same_memory() -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=3)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=3)
     block_ids = pool.allocate(3)
     for block_id in block_ids:
         pool.buffer(block_id)[:] = bytes(GEOMETRY.block_bytes)
+    kv = kv_view(pool, GEOMETRY)
     # 0x3F80 is 1.0 in bfloat16, the low byte first.
     pool.buffer(block_ids[1])[-2:] = b"\x80\x3f"
-    assert pool.kv[block_ids[1], -1, -1, -1, -1, -1].item() == 1.0
-    assert pool.kv.float().sum().item() == 1.0
-    pool.kv[block_ids[2], 0, 0, 0, 0, 0] = -2.0
+    assert kv[block_ids[1], -1, -1, -1, -1, -1].item() == 1.0
+    assert kv.float().sum().item() == 1.0
+    kv[block_ids[2], 0, 0, 0, 0, 0] = -2.0
     assert bytes(pool.buffer(block_ids[2])[:2]) == b"\x00\xc0"
-    assert pool.kv.dtype == torch.bfloat16
+    assert kv.dtype == torch.bfloat16
 
 
 def test_pool_allocates_nothing_when_too_few_blocks_are_free() -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=3)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=3)
     pool.allocate(2)
     with pytest.raises(BlockPoolExhausted, match="asked for 2 blocks, 1 of 3 free"):
         pool.allocate(2)
@@ -47,7 +49,7 @@ def test_pool_allocates_nothing_when_too_few_blocks_are_free() -> None:
 
 
 def test_pool_keeps_a_block_until_its_last_reference_is_released() -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=1)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=1)
     block_ids = pool.allocate(1)
     pool.retain(block_ids)
     pool.release(block_ids)
@@ -58,21 +60,36 @@ def test_pool_keeps_a_block_until_its_last_reference_is_released() -> None:
 
 @pytest.mark.parametrize("operation", ["retain", "release"])
 def test_pool_refuses_references_to_a_free_block(operation: str) -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=1)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=1)
     block_ids = pool.allocate(1)
     pool.release(block_ids)
     with pytest.raises(AssertionError, match="is free"):
         getattr(pool, operation)(block_ids)
 
 
-def test_pool_refuses_a_capacity_below_one() -> None:
-    with pytest.raises(InvalidRequest, match="pool blocks: given 0"):
-        BlockPool(GEOMETRY, capacity_blocks=0)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"block_bytes": 64, "capacity_blocks": 0}, "pool blocks: given 0, expected 1 or more"),
+        ({"block_bytes": 0, "capacity_blocks": 1}, "block bytes: given 0, expected 1 or more"),
+    ],
+)
+def test_pool_refuses_a_size_below_one(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        BlockPool(**sizes)
+
+
+def test_pool_bytes_are_zero_until_they_are_written_and_begin_at_a_cache_line() -> None:
+    pool = BlockPool(block_bytes=100, capacity_blocks=300)
+    assert pool.memory.shape == (300, 100)
+    assert pool.memory.dtype == torch.uint8
+    assert not pool.memory.any()
+    assert pool.memory.data_ptr() % 64 == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "retain", "release"]), st.integers(0, 7))))
 def test_pool_agrees_with_a_count_of_references(steps: list[tuple[str, int]]) -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=CAPACITY_BLOCKS)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=CAPACITY_BLOCKS)
     references: dict[int, int] = {}
     for operation, number in steps:
         if operation == "allocate" and number <= CAPACITY_BLOCKS - len(references):
@@ -89,7 +106,7 @@ def test_pool_agrees_with_a_count_of_references(steps: list[tuple[str, int]]) ->
 
 
 def test_pool_gives_no_block_to_two_threads() -> None:
-    pool = BlockPool(GEOMETRY, capacity_blocks=8)
+    pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=8)
 
     def use(worker: int) -> int:
         clashes = 0

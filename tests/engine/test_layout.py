@@ -21,9 +21,9 @@ def test_block_of_smollm2_has_the_bytes_of_the_design() -> None:
 
 
 def test_block_bytes_are_in_order_of_layer_kv_head_token_dim() -> None:
-    pool = BlockPool(SMALL, capacity_blocks=1)
+    pool = BlockPool(block_bytes=SMALL.block_bytes, capacity_blocks=1)
     block_ids = pool.allocate(1)
-    kv = PagedKV(pool, block_ids, GatherBuffer(pool, blocks_max=1))
+    kv = PagedKV(pool, block_ids, GatherBuffer(SMALL, blocks_max=1))
     numbers = torch.arange(128 * 2 * 8).view(128, 2, 8) % 251
     for layer in range(SMALL.layers):
         kv.write(layer, 0, numbers + layer, -(numbers + layer))

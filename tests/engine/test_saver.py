@@ -26,7 +26,7 @@ class Saving:
     """A saver with its pool; `submit` takes blocks, fills them and queues them."""
 
     def __init__(self, store: BlockStore, queue_blocks: int = 4) -> None:
-        self.pool = BlockPool(GEOMETRY, capacity_blocks=12)
+        self.pool = BlockPool(block_bytes=GEOMETRY.block_bytes, capacity_blocks=12)
         self.faults = StoreFaults()
         self.saver = BlockSaver(
             store,

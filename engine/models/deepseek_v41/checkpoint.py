@@ -1,0 +1,151 @@
+"""Opens a folder with a model: config.json and safetensors files, in the released format.
+
+Everything that headers can tell is checked before any tensor is read, and told at once. A model is
+given out whole or not at all.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from ...errors import MissingModel, ModelFileError
+from .build_weights import build_weights
+from .checkpoint_files import CheckpointFiles, find_files
+from .config import DeepseekV41Config
+from .config_file import CONFIG_NAME, config_document, read_config
+from .tensor_checks import find_missing, find_unfit, find_value_problems
+from .tensor_schema import Storage, TensorSpec, tensor_schema
+from .weights import ModelWeights
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An open folder. `tensors` are read as they are asked for, quantised ones as stored.
+
+    N-gram tables stay on disk, mapped into memory; all other tensors are copies. The files may be
+    replaced by others meanwhile, but must not be written to.
+    """
+
+    path: Path
+    config: DeepseekV41Config
+    tensors: Mapping[str, torch.Tensor]
+
+    @cached_property
+    def sha256(self) -> str:
+        """`contents_sha256` of what is stored; reads every byte of it, once."""
+        return contents_sha256(self.config, self.tensors)
+
+
+def open_folder(path: str | Path, *, overriding: Sequence[str] = ()) -> Checkpoint:
+    """Check a folder and open it; no tensor is read yet.
+
+    `overriding`: names of further files in it whose tensors replace those of the same name.
+    Raises MissingModel if there is no such folder, ModelFileError with everything that is wrong.
+    """
+    path = Path(path)
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise ModelFileError(path, [f"cannot be read ({error})"]) from error
+    if not is_folder:
+        raise MissingModel(path, "there is no such folder")
+    config, problems = _read_config(path / CONFIG_NAME)
+    files = find_files(path, overriding)
+    problems += files.problems
+    schema = {} if config is None else tensor_schema(config)
+    if config is not None:
+        problems += find_unfit(schema, files.stored)
+        # Otherwise everything that a file which cannot be read holds would be missing.
+        if files.is_complete:
+            problems += find_missing(schema, files.stored, files.names)
+    if config is None or problems:
+        raise ModelFileError(path, problems)
+    return Checkpoint(path, config, _open_tensors(path, schema, files))
+
+
+def load_weights(
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    overriding: Sequence[str] = (),
+) -> tuple[DeepseekV41Config, ModelWeights]:
+    """The config and the weights of a folder, all values checked to be numbers.
+
+    Raises what `open_folder` raises. The vision encoder is built from `Checkpoint.tensors`.
+    """
+    checkpoint = open_folder(path, overriding=overriding)
+    require_numbers(checkpoint)
+    return checkpoint.config, build_weights(checkpoint.config, checkpoint.tensors, dtype)
+
+
+def require_numbers(checkpoint: Checkpoint) -> None:
+    """Read every value; raise ModelFileError with each tensor that holds NaN or infinity."""
+    problems = find_value_problems(checkpoint.tensors)
+    if problems:
+        raise ModelFileError(checkpoint.path, problems)
+
+
+def contents_sha256(config: DeepseekV41Config, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Hex sha256 of sizes and tensors as they are stored: names, types, shapes and bytes.
+
+    It does not depend on files, shards or the order of tensors. This is the weights revision in a
+    namespace of cache keys.
+    """
+    sizes = config_document(config, quantised=False)
+    digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        head = json.dumps([name, str(tensor.dtype), list(tensor.shape)])
+        digest.update(head.encode())
+        digest.update(tensor.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read_config(path: Path) -> tuple[DeepseekV41Config | None, list[str]]:
+    try:
+        return read_config(path), []
+    except ModelFileError as error:
+        return None, [f"{CONFIG_NAME}: {problem}" for problem in error.problems]
+
+
+def _open_tensors(
+    path: Path, schema: Mapping[str, TensorSpec], files: CheckpointFiles
+) -> "_StoredTensors":
+    try:
+        readers = {
+            name: safetensors.safe_open(path / name, framework="pt")
+            for name in sorted(set(files.holders.values()))
+        }
+    except (safetensors.SafetensorError, OSError, RuntimeError) as error:
+        # RuntimeError: there is no room to map the file.
+        raise ModelFileError(path, [f"cannot be read ({error})"]) from error
+    tables = {name for name, spec in schema.items() if spec.storage is Storage.FP8_ROWS}
+    return _StoredTensors(files.holders, readers, tables)
+
+
+class _StoredTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name, read anew at each access."""
+
+    def __init__(
+        self, holders: Mapping[str, str], readers: Mapping[str, Any], tables: set[str]
+    ) -> None:
+        self._holders = holders
+        self._readers = readers
+        self._tables = tables
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._readers[self._holders[name]].get_tensor(name)
+        return tensor if name in self._tables else tensor.clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._holders)
+
+    def __len__(self) -> int:
+        return len(self._holders)

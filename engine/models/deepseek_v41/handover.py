@@ -1,0 +1,143 @@
+"""The state of a sequence as bytes, and back: for another process, machine or time.
+
+A hand-over is everything that a sequence needs to go on at any length: the state slot, the bytes of
+its blocks and what is known of them. A window is the encoder's share of the slot at a multiple of
+128, which a store keeps apart from the blocks. Formats: docs/formats/v41-state.md. How the bytes
+travel, and when, is decided elsewhere.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+
+from kvstore.layout import BLOCK_TOKENS
+
+from ...block_pool import BlockPool
+from ...errors import HandoverRefused
+from .config import DeepseekV41Config
+from .handover_header import Identity, read_header, write_header
+from .layout import block_layout, owner_offsets
+from .state import SequenceState, StatePool
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def handover_parts(
+    state: SequenceState, *, states: StatePool, blocks: BlockPool, model_id: bytes
+) -> list[Buffer]:
+    """The state at its length as buffers to send one after the other: header, slot, blocks.
+
+    `model_id` (32 bytes) says which weights and arithmetic made the numbers. Slot and complete
+    blocks are views of the pools' memory: valid until the state changes. Rows that nobody may read
+    are zeroed in the slot, rows beyond the length taken back, so equal states give equal bytes and
+    nothing of an earlier sequence gets out.
+    """
+    identity = _identity_of(states, blocks, model_id)
+    length = state.length
+    assert length <= state.capacity_tokens, (length, state.capacity_tokens)
+    state.rewind(length)
+    state.clear_unreadable()
+    complete, open_tokens = divmod(length, BLOCK_TOKENS)
+    body: list[Buffer] = [state.memory.numpy().data]
+    body += [blocks.buffer(block_id) for block_id in state.block_ids[:complete]]
+    if open_tokens:
+        block = blocks.buffer(state.block_ids[complete])
+        body.append(_open_block(states.config, block, open_tokens))
+    header = write_header(identity, state.marks(), body_xxh3=_xxh3_of(body))
+    return [header, *body]
+
+
+def pack_state(
+    state: SequenceState, *, states: StatePool, blocks: BlockPool, model_id: bytes
+) -> bytes:
+    """`handover_parts` as one run of bytes, a copy."""
+    return b"".join(handover_parts(state, states=states, blocks=blocks, model_id=model_id))
+
+
+def unpack_state(
+    data: Buffer, *, states: StatePool, blocks: BlockPool, model_id: bytes
+) -> SequenceState:
+    """A new state, in a slot and blocks of its own, that goes on where the packed one was.
+
+    Raises HandoverRefused if `data` is not a whole hand-over of this model, or was changed on its
+    way; StateSlotsExhausted or BlockPoolExhausted where there is no room. Nothing is allocated or
+    written then.
+    """
+    data = memoryview(data).cast("B")
+    marks, header_bytes = read_header(data, _identity_of(states, blocks, model_id))
+    state_bytes, block_bytes = states.offsets.state_bytes, blocks.block_bytes
+    state = states.allocate()
+    try:
+        block_ids = blocks.allocate(-(-marks.length // BLOCK_TOKENS))
+    except MemoryError:
+        states.release(state)
+        raise
+    body = np.frombuffer(data, dtype=np.uint8, offset=header_bytes)
+    state.memory.numpy()[:] = body[:state_bytes]
+    for index, block_id in enumerate(block_ids):
+        first = state_bytes + index * block_bytes
+        blocks.buffer(block_id)[:] = body[first : first + block_bytes].data
+    state.block_ids = block_ids
+    state.resume(marks)
+    return state
+
+
+def has_window(state: SequenceState, anchor: int) -> bool:
+    """Whether the encoder's window before position `anchor`, a multiple of 128, is all there.
+
+    It stays there while the state grows to draft block tokens + 1 beyond the anchor.
+    """
+    return anchor > 0 and anchor % BLOCK_TOKENS == 0 and state.holds_window(anchor)
+
+
+def window_state(state: SequenceState, anchor: int) -> memoryview:
+    """The stored part of the slot, which has the window before `anchor`: a view, to be copied.
+
+    Bytes are those of `window_layout`. Rows that nobody may read are zeroed first.
+    """
+    assert has_window(state, anchor), f"no window at {anchor}, length {state.length}"
+    state.clear_unreadable()
+    return state.window_memory.numpy().data
+
+
+def restore_window(state: SequenceState, data: Buffer) -> None:
+    """Give a state that was begun by `start_at` the stored window before its position.
+
+    Raises HandoverRefused, and changes nothing, for another number of bytes. Whether they are the
+    right ones is for the store to check: its records have key, layout and checksum.
+    """
+    data = memoryview(data).cast("B")
+    stored_bytes = len(state.window_memory)
+    if len(data) != stored_bytes:
+        raise HandoverRefused("bytes of a window", given=len(data), expected=stored_bytes)
+    state.window_memory.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+    state.hold_stored_window()
+
+
+def _identity_of(states: StatePool, blocks: BlockPool, model_id: bytes) -> Identity:
+    """The pool's blocks are exact or padded, by their size."""
+    layouts = [block_layout(states.config, is_padded=is_padded) for is_padded in (False, True)]
+    fitting = [layout for layout in layouts if layout.block_bytes == blocks.block_bytes]
+    assert fitting, f"blocks of {blocks.block_bytes} bytes are not of this model"
+    return Identity(config=states.config, block_layout=fitting[0], model_id=model_id)
+
+
+def _open_block(config: DeepseekV41Config, block: memoryview, tokens: int) -> bytearray:
+    """A copy of a block with `tokens` tokens in it, zero where no entry of theirs stands."""
+    source, copy = np.frombuffer(block, dtype=np.uint8), bytearray(len(block))
+    target = np.frombuffer(copy, dtype=np.uint8)
+    for owner in owner_offsets(config).values():
+        entries = tokens // owner.ratio
+        for run in (owner.index_data, owner.index_scales, owner.main):
+            used = slice(run.offset, run.offset + entries * run.row_bytes)
+            target[used] = source[used]
+    return copy
+
+
+def _xxh3_of(parts: Iterable[Buffer]) -> int:
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.intdigest()

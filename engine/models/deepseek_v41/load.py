@@ -1,0 +1,59 @@
+"""From a folder to a model that runs: config, weights and the vocabulary of Engram."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kernels.operations import Operations
+
+from ...block_pool import BlockPool
+from ...errors import InvalidRequest
+from .checkpoint import load_weights, open_folder
+from .config import DeepseekV41Config
+from .engram_vocabulary import read_compressed_ids
+from .model import DeepseekV41
+from .vision import VisionEncoder, build_vision
+from .weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """Everything of a model but the memory that its sequences live in.
+
+    `compressed_ids_V`: Engram's id of each token, int64 [V].
+    """
+
+    config: DeepseekV41Config
+    weights: ModelWeights
+    compressed_ids_V: torch.Tensor
+
+    def build(self, pool: BlockPool, operations: Operations | None = None) -> DeepseekV41:
+        """The model with its blocks in `pool`, run by `operations` (None for the reference)."""
+        return DeepseekV41(
+            self.config,
+            self.weights,
+            compressed_ids_V=self.compressed_ids_V,
+            pool=pool,
+            operations=operations,
+        )
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """Read a folder with config.json, weights and, for Engram, tokenizer.json.
+
+    Raises MissingModel, or ModelFileError with everything that is wrong with the weights.
+    """
+    config, weights = load_weights(path)
+    return LoadedModel(config, weights, read_compressed_ids(Path(path), config))
+
+
+def load_vision(path: str | Path) -> VisionEncoder:
+    """The image encoder and aligner of a folder; a part of its own, which text does not need.
+
+    Raises as `load_model`, and InvalidRequest for a model without one.
+    """
+    checkpoint = open_folder(path)
+    if checkpoint.config.vision is None:
+        raise InvalidRequest("model", given=str(path), expected="one with a vision_config")
+    return build_vision(checkpoint.config, checkpoint.tensors)

@@ -1,0 +1,179 @@
+"""The rows of one forward pass: which token of which sequence each row is.
+
+A pass runs the next tokens of one or more sequences together. What is done row by row sees only
+`positions_T` and the tiles; what needs a sequence's cache goes span by span.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.reference.rope import rope_tables
+from kernels.reference.tiles import RowTiles, plan_tiles
+
+from .observing import Observer, ignore
+from .state import SequenceState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageRows:
+    """Positions of a chunk that belong to images.
+
+    `is_image_T`: bool [T]. `embeddings` [image rows, E] take the place of the token's own; None
+    keeps the embedding of the image token.
+    """
+
+    is_image_T: torch.Tensor
+    embeddings: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """The next tokens of one sequence: positions `state.length` and on.
+
+    The state has blocks for them. `decoder_first`: tokens at positions before it run the encoder
+    half only; they write block KV and give no logits. `entries_first`: compressed entries of
+    tokens before it are in the blocks already and stay as they are (a multiple of every ratio).
+    """
+
+    state: SequenceState
+    token_ids: Sequence[int]
+    decoder_first: int = 0
+    entries_first: int = 0
+    image: ImageRows | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """cos and sin of rows' angles, float32 [T, R / 2] each."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __getitem__(self, rows: slice | torch.Tensor) -> "Rope":
+        return Rope(self.cos[rows], self.sin[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeFrequencies:
+    """Inverse frequencies, float32 [R / 2]: of window-only layers, and of compressed ones."""
+
+    window: torch.Tensor
+    compressed: torch.Tensor
+
+    def tables(self, positions: torch.Tensor, *, is_compressed: bool) -> Rope:
+        frequencies = self.compressed if is_compressed else self.window
+        return Rope(*rope_tables(frequencies, positions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Span:
+    """Rows `rows` of the pass are positions first .. end - 1 of one sequence."""
+
+    state: SequenceState
+    rows: slice
+    first: int
+    end: int
+    entries_first: int
+    block_ids: torch.Tensor
+    """int64 [blocks of the sequence]."""
+    positions_T: torch.Tensor
+    tiles: RowTiles
+    """Of the span's rows alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowBatch:
+    """All rows of a pass, or those that go on into the decoder half."""
+
+    spans: tuple[Span, ...]
+    positions_T: torch.Tensor
+    is_image_T: torch.Tensor
+    tiles: RowTiles
+    rope: Rope
+    """Of window-only layers."""
+    compress_rope: Rope
+    frequencies: RopeFrequencies
+    observe: Observer
+
+    @property
+    def count(self) -> int:
+        return len(self.positions_T)
+
+
+def plan_rows(
+    chunks: Sequence[Chunk],
+    frequencies: RopeFrequencies,
+    device: torch.device,
+    observe: Observer = ignore,
+) -> RowBatch:
+    """Rows of all chunks, in their order."""
+    spans = []
+    begin = 0
+    for chunk in chunks:
+        first = chunk.state.length
+        count = len(chunk.token_ids)
+        positions_T = torch.arange(first, first + count, device=device)
+        spans.append(
+            Span(
+                state=chunk.state,
+                rows=slice(begin, begin + count),
+                first=first,
+                end=first + count,
+                entries_first=chunk.entries_first,
+                block_ids=torch.tensor(chunk.state.block_ids, dtype=torch.int64, device=device),
+                positions_T=positions_T,
+                tiles=plan_tiles(positions_T),
+            )
+        )
+        begin += count
+    is_image = [
+        torch.zeros(len(chunk.token_ids), dtype=torch.bool)
+        if chunk.image is None
+        else chunk.image.is_image_T
+        for chunk in chunks
+    ]
+    return _batch(spans, torch.cat(is_image).to(device), frequencies, observe)
+
+
+def keep_tails(rows: RowBatch, decoder_firsts: Sequence[int]) -> tuple[RowBatch, torch.Tensor]:
+    """The rows at positions of `decoder_firsts` (one a span) and later; and their indices, int64."""
+    spans, kept = [], []
+    begin = 0
+    for span, decoder_first in zip(rows.spans, decoder_firsts, strict=True):
+        first = min(max(span.first, decoder_first), span.end)
+        count = span.end - first
+        kept.append(torch.arange(span.rows.stop - count, span.rows.stop))
+        positions_T = span.positions_T[first - span.first :]
+        spans.append(
+            replace(
+                span,
+                rows=slice(begin, begin + count),
+                first=first,
+                positions_T=positions_T,
+                tiles=plan_tiles(positions_T),
+            )
+        )
+        begin += count
+    index = torch.cat(kept).to(rows.positions_T.device)
+    return _batch(spans, rows.is_image_T[index], rows.frequencies, rows.observe), index
+
+
+def _batch(
+    spans: Sequence[Span],
+    is_image_T: torch.Tensor,
+    frequencies: RopeFrequencies,
+    observe: Observer,
+) -> RowBatch:
+    positions_T = torch.cat([span.positions_T for span in spans])
+    return RowBatch(
+        spans=tuple(spans),
+        positions_T=positions_T,
+        is_image_T=is_image_T,
+        tiles=plan_tiles(positions_T),
+        rope=frequencies.tables(positions_T, is_compressed=False),
+        compress_rope=frequencies.tables(positions_T, is_compressed=True),
+        frequencies=frequencies,
+        observe=observe,
+    )

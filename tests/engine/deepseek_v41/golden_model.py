@@ -1,0 +1,43 @@
+"""DeepSeek's small V4.1 model: its folder, its weights in memory, and what its own code computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.models.deepseek_v41.config import DeepseekV41Config
+from engine.models.deepseek_v41.weights import ModelWeights
+
+from .model_bench import ModelBench
+
+
+class Arrays:
+    """Arrays of an .npz file, each read once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = np.load(path)
+        self._read: dict[str, np.ndarray] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._read:
+            self._read[name] = self._file[name]
+        return self._read[name]
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenModel:
+    config: DeepseekV41Config
+    weights: ModelWeights
+    sequences: Arrays
+    internals: Arrays
+    extra: Arrays
+
+    def bench(self) -> ModelBench:
+        compressed_ids_V = torch.from_numpy(self.sequences["engram_token_map"])
+        return ModelBench.build(self.config, self.weights, compressed_ids_V)

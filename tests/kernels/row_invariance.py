@@ -1,0 +1,57 @@
+"""That the bits of a row do not depend on the rows beside it, nor on the number of threads."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kernels.reference.tiles import TILE_ROWS, RowTiles, plan_tiles
+
+Outputs = torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def check_row_invariance(compute: Callable[[torch.Tensor], Outputs], rows: int) -> None:
+    """`compute` gives the outputs of some rows (int64 indices); row by row they are always equal.
+
+    All at once, each alone, in chunks of several sizes, in another order with rows that are there
+    twice; with one thread and with two.
+    """
+    everything = torch.arange(rows)
+    expected = _bits(compute(everything))
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
+    twice = torch.cat([order, order[: rows // 2 + 1]])
+    for threads in (1, 2):
+        with _threads(threads):
+            for size in (1, 2, 3, 7, TILE_ROWS, TILE_ROWS + 1, rows):
+                chunks = [_bits(compute(some)) for some in torch.split(everything, size)]
+                for number, whole in enumerate(expected):
+                    joined = torch.cat([chunk[number] for chunk in chunks])
+                    assert torch.equal(joined, whole), f"chunks of {size}, {threads} threads"
+            for whole, mixed in zip(expected, _bits(compute(twice)), strict=True):
+                assert torch.equal(mixed, whole[twice]), f"mixed rows, {threads} threads"
+
+
+def tiles_of(rows: torch.Tensor, first: int = 3) -> RowTiles:
+    """Tiles of rows of one sequence, of which row 0 is at position `first`."""
+    return plan_tiles(rows + first)
+
+
+def _bits(outputs: Outputs) -> tuple[torch.Tensor, ...]:
+    """Bytes, so that 0 and -0 differ and NaN equals itself; outputs have two dimensions or more."""
+    tensors = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    return tuple(x.contiguous().view(torch.uint8) for x in tensors)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def normal(*shape: int, seed: int = 0, spread: float = 1) -> torch.Tensor:
+    """float32 numbers, the same in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread

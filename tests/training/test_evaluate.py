@@ -1,0 +1,139 @@
+"""The evaluation: every model is judged on the same bytes, and the sums are right."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from engine.models.deepseek_v41.checkpoint_writer import write_folder
+from engine.models.deepseek_v41.engram_vocabulary import TOKENIZER_FILE, compress_token_texts
+from engine.models.deepseek_v41.random_weights import random_tensors
+from engine.models.deepseek_v41.shipped import shipped_config
+from tests.training.small_library import make_library
+from training.corpus import Corpus, read_corpus
+from training.evaluate import evaluate, format_table, train_baselines
+from training.excerpts import cut_excerpts
+from training.tokenizer import tokenizer_text, train_tokenizer
+
+VOCABULARY = 384
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return read_corpus(make_library(tmp_path_factory.mktemp("library")))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Corpus) -> Tokenizer:
+    return train_tokenizer([d.text for d in corpus.training], vocabulary=VOCABULARY)
+
+
+def test_baselines_are_judged_on_the_same_bytes(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    told: list[str] = []
+    report = evaluate(
+        corpus, tokenizer, model_folder=None, files=2, tokens_max=100, progress=told.append
+    )
+    assert [score.model for score in report.scores] == ["3-gram, tokens", "3-gram, bytes"]
+    assert (len(report.files), report.judged_tokens) == (2, 200)
+    assert report.corpus_sha256 == corpus.sha256
+    assert told == ["counting 3-grams"]
+    for score in report.scores:
+        assert len(score.file_bits) == 2
+        assert score.bits_per_byte * report.judged_bytes == pytest.approx(sum(score.file_bits))
+        assert score.bits_per_token * report.judged_tokens == pytest.approx(sum(score.file_bits))
+        # The made-up files are much alike, and none takes what chance would.
+        assert 0.01 < score.bits_per_byte < 4.0
+
+
+def test_baselines_know_nothing_of_the_held_out_side(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    excerpts = cut_excerpts(corpus.held_out, tokenizer, tokens_max=None)
+    without = train_baselines(replace(corpus, held_out=()), tokenizer)
+    both = (*corpus.training, *corpus.held_out)
+    leaky = train_baselines(replace(corpus, training=both), tokenizer)
+    for name, bits_of in train_baselines(corpus, tokenizer).items():
+        bits = sum(map(bits_of, excerpts))
+        assert bits == sum(map(without[name], excerpts))
+        assert bits > sum(map(leaky[name], excerpts)), name
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head is zero: every token takes what chance takes."""
+    folder = tmp_path_factory.mktemp("model") / "v41-silent"
+    folder.mkdir()
+    (folder / TOKENIZER_FILE).write_text(tokenizer_text(tokenizer), encoding="utf-8")
+    config = shipped_config("v41-nano")
+    assert config.engram is not None
+    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)]
+    vocabulary = tokenizer.get_vocab()
+    spellings = sorted(vocabulary, key=vocabulary.__getitem__)
+    compressed = int(compress_token_texts(texts, spellings).max()) + 1
+    config = replace(config, engram=replace(config.engram, compressed_vocabulary=compressed))
+    tensors = random_tensors(config, torch.Generator().manual_seed(1))
+    tensors["head.weight"] = torch.zeros_like(tensors["head.weight"])
+    write_folder(folder, config, tensors)
+    return folder
+
+
+def test_model_of_a_folder_is_judged_beside_the_baselines(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path
+) -> None:
+    told: list[str] = []
+    report = evaluate(
+        corpus, tokenizer, model_folder=folder, files=2, tokens_max=60, progress=told.append
+    )
+    model, *baselines = report.scores
+    assert model.bits_per_token == pytest.approx(math.log2(VOCABULARY))
+    assert model.model == "v41-silent"
+    assert all(score.bits_per_byte < model.bits_per_byte for score in baselines)
+    assert told[:2] == ["v41-silent: 1 of 2 files", "v41-silent: 2 of 2 files"]
+
+
+def run_program(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "training.evaluate", *options],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+
+
+def test_program_judges_a_folder(corpus: Corpus, folder: Path, tmp_path: Path) -> None:
+    library = str(make_library(tmp_path))
+    sizes = ("--files", "1", "--tokens-max", "30", "--json")
+    answer = run_program("--model", str(folder), "--library", library, *sizes)
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    assert report["corpus_sha256"] == corpus.sha256
+    assert report["scores"][0]["bits_per_token"] == pytest.approx(math.log2(VOCABULARY))
+    assert "v41-silent: 1 of 1 files" in answer.stderr
+
+
+def test_program_names_a_folder_without_a_model(tmp_path: Path) -> None:
+    answer = run_program("--model", str(tmp_path / "none"), "--library", str(tmp_path))
+    assert answer.returncode == 2
+    assert "none" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_report_is_printed_as_a_table_and_as_json(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    report = evaluate(
+        corpus, tokenizer, model_folder=None, files=9, tokens_max=None, progress=print
+    )
+    size = sum(len(document.data) for document in corpus.held_out)
+    heading, columns, *lines = format_table(report).splitlines()
+    assert heading.startswith(f"3 held-out files, {size:,} bytes, ")
+    assert columns.split() == ["bits", "a", "byte", "bits", "a", "token"]
+    assert [line.rsplit(maxsplit=2)[1] for line in lines] == [
+        f"{score.bits_per_byte:.3f}" for score in report.scores
+    ]
+    read = json.loads(json.dumps(asdict(report)))
+    assert read["scores"][0]["file_bits"] == report.scores[0].file_bits

@@ -1,0 +1,50 @@
+"""Training sequences: windows at random places of the packed corpus, held on the device."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStream:
+    """Documents one after the other, as `training.pack` writes them: BOS, tokens, EOS.
+
+    `ids` int64 [N] on the device; `text_bytes`: bytes of the documents' texts.
+    """
+
+    ids: torch.Tensor
+    text_bytes: int
+
+    def windows(self, starts_B: torch.Tensor, tokens: int) -> torch.Tensor:
+        """ids int64 [B, tokens] from each of the starts."""
+        steps = torch.arange(tokens, device=self.ids.device)
+        return self.ids[starts_B.to(self.ids.device).unsqueeze(-1) + steps]
+
+    def sample(self, batch: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
+        """Windows int64 [B, tokens] at random places; they may run over the end of a document."""
+        starts = torch.randint(len(self.ids) - tokens + 1, (batch,), generator=generator)
+        return self.windows(starts, tokens)
+
+    def spread(self, count: int, tokens: int) -> torch.Tensor:
+        """Windows int64 [count, tokens] at even distances: the same in every call."""
+        starts = torch.linspace(0, len(self.ids) - tokens, count, dtype=torch.float64)
+        return self.windows(starts.round().long(), tokens)
+
+    def bits_per_byte(self, nats_per_token: float) -> float:
+        """BOS and EOS count as tokens to be guessed but not as bytes of text."""
+        return nats_per_token / float(np.log(2)) * len(self.ids) / self.text_bytes
+
+
+def read_streams(pack: Path, device: torch.device) -> tuple[TokenStream, TokenStream]:
+    """The training and the held-out side of a packed corpus; raises KeyError for another file."""
+    with np.load(pack, allow_pickle=False) as arrays:
+        training, held_out = (
+            TokenStream(
+                torch.from_numpy(arrays[f"{side}_ids"].astype(np.int64)).to(device),
+                int(arrays[f"{side}_bytes"].sum()),
+            )
+            for side in ("training", "held_out")
+        )
+    return training, held_out
