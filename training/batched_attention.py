@@ -165,9 +165,7 @@ class BatchedAttention:
         window = self.config.window
         is_visible_CWG = self.positions.is_visible_CWG(role.ratio)
         sink = p[f"layers.{role.index}.attn.attn_sink"]
-        mass = attention_mass(
-            attended, self.positions.is_seen_CWK, is_visible_CWG, sink, sampled_R
-        )
+        mass = attention_mass(attended, self.positions.is_seen_CWK, is_visible_CWG, sink, sampled_R)
         sampled = [
             cut_pieces(x, window).index_select(2, sampled_R).flatten(1, 2)
             for x in (latent_BTQ, x_BTE)
@@ -178,9 +176,9 @@ class BatchedAttention:
             for table in (rope.cos, rope.sin)
         ]
         assert role.kv_owner is not None
-        scores = self._scores(
-            role, p, *sampled, RopeTable(*rows), shared.keys[role.kv_owner]
-        )
+        latent, x = sampled
+        keys = shared.keys[role.kv_owner]
+        scores = self._scores(role, p, latent, x, RopeTable(*rows), keys)
         may_be_chosen = is_visible_CWG.index_select(1, sampled_R).flatten(0, 1)
         if role.kind is LayerKind.REINDEX:
             assert shared.is_pool_BTG is not None

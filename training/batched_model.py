@@ -48,17 +48,13 @@ class Residual:
     pre: torch.Tensor
 
 
-def enter(
-    config: DeepseekV41Config, p: Parameters, name: str, residual: Residual
-) -> torch.Tensor:
+def enter(config: DeepseekV41Config, p: Parameters, name: str, residual: Residual) -> torch.Tensor:
     """Normed input of the next sublayer, [..., E]."""
     u = collapse(residual.streams, residual.pre)
     return rms_norm(u, p[f"{name}.weight"], config.norm_epsilon)
 
 
-def site_mix(
-    config: DeepseekV41Config, p: Parameters, prefix: str, streams: torch.Tensor
-) -> Mix:
+def site_mix(config: DeepseekV41Config, p: Parameters, prefix: str, streams: torch.Tensor) -> Mix:
     """The gates of the site `prefix` (layers.N.hc_attn), from the streams that come in."""
     return mix_streams(
         streams,
@@ -72,10 +68,17 @@ def site_mix(
 
 
 class BatchedModel:
-    """The formulas for one config and one length; parameters come with each call."""
+    """The formulas for one config and one length; parameters come with each call.
 
-    def __init__(self, config: DeepseekV41Config, positions: Positions) -> None:
+    `dropout`: the share of each sublayer's output channels that is left out at random (and the rest
+    scaled up), against learning a small corpus by heart; 0 for anything but training.
+    """
+
+    def __init__(
+        self, config: DeepseekV41Config, positions: Positions, *, dropout: float = 0.0
+    ) -> None:
         self.config, self.positions = config, positions
+        self._dropout = dropout
         self._roles = plan_layers(config)
         self._attention = BatchedAttention(config, positions)
 
@@ -125,14 +128,19 @@ class BatchedModel:
         prefix = f"layers.{role.index}"
         mix = site_mix(self.config, p, f"{prefix}.hc_attn", residual.streams)
         x = enter(self.config, p, f"{prefix}.attn_norm", residual)
-        y = self._attention.run(role, p, x, shared, sampled_R)
+        y = drop_out(self._attention.run(role, p, x, shared, sampled_R), self._dropout)
         return Residual(write_back(residual.streams, y, mix), mix.pre)
 
     def _feed_forward(
         self, role: LayerRole, p: Parameters, residual: Residual
     ) -> tuple[Residual, torch.Tensor]:
         return feed_forward_site(
-            self.config, p, f"layers.{role.index}", residual, self.config.experts_per_token
+            self.config,
+            p,
+            f"layers.{role.index}",
+            residual,
+            self.config.experts_per_token,
+            dropout=self._dropout,
         )
 
     def _add_ngrams(
@@ -154,8 +162,19 @@ class BatchedModel:
         return Residual(streams, residual.pre)
 
 
+def drop_out(y: torch.Tensor, share: float) -> torch.Tensor:
+    """y with a share of its channels at 0 and the others scaled up."""
+    return F.dropout(y, share) if share else y
+
+
 def feed_forward_site(
-    config: DeepseekV41Config, p: Parameters, prefix: str, residual: Residual, k: int
+    config: DeepseekV41Config,
+    p: Parameters,
+    prefix: str,
+    residual: Residual,
+    k: int,
+    *,
+    dropout: float = 0.0,
 ) -> tuple[Residual, torch.Tensor]:
     """The second site of a layer or draft stage, and how many tokens each expert got."""
     mix = site_mix(config, p, f"{prefix}.hc_ffn", residual.streams)
@@ -168,4 +187,5 @@ def feed_forward_site(
         scaling=config.routed_scaling,
         limit=config.swiglu_limit,
     )
-    return Residual(write_back(residual.streams, routed.output, mix), mix.pre), routed.counts
+    y = drop_out(routed.output, dropout)
+    return Residual(write_back(residual.streams, y, mix), mix.pre), routed.counts

@@ -119,9 +119,13 @@ def _draw_panel(panel: Panel) -> list[str]:
             f'<line x1="{MARGIN_LEFT}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" '
             'stroke="#dddddd"/>'
         )
-        parts.append(f'<text x="{MARGIN_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        parts.append(
+            f'<text x="{MARGIN_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        )
         bottom = MARGIN + PANEL_HEIGHT + 16
-        parts.append(f'<text x="{x:.1f}" y="{bottom}" text-anchor="middle">{minutes:.1f} min</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{bottom}" text-anchor="middle">{minutes:.1f} min</text>'
+        )
     for number, series in enumerate(s for s in panel.series if s.points):
         parts += _draw_series(series, axes, number)
     return parts

@@ -1,8 +1,8 @@
 """The draft stages (DSpark) for many places at once, and what they are trained to do.
 
 A place ("anchor") is a position p whose token and all before it are committed, with the token at
-p + 1 known. A draft there guesses the tokens at p + 2 .. p + 1 + block in one pass. The target model
-is frozen; what it says of those tokens is what the draft should say.
+p + 1 known. A draft there guesses the tokens at p + 2 .. p + 1 + block in one pass. The target
+model is frozen; what it says of those tokens is what the draft should say.
 """
 
 from collections.abc import Mapping
@@ -75,9 +75,7 @@ class DraftModel:
         )
         block_AK = torch.ones(len(anchors_A), block, dtype=torch.bool, device=anchors_A.device)
         is_seen_AS = torch.cat([index_AW >= 0, block_AK], dim=-1)
-        index_AK = anchors_A.unsqueeze(-1) + torch.arange(
-            1, block + 1, device=anchors_A.device
-        )
+        index_AK = anchors_A.unsqueeze(-1) + torch.arange(1, block + 1, device=anchors_A.device)
         rope = self.positions.window_rope.rows(index_AK)
         residual = Residual(*begin_streams(self._embed(p, known_BAK), config.streams))
         counts = {}
@@ -121,7 +119,9 @@ class DraftModel:
         config = self.config
         mix = site_mix(config, p, f"{prefix}.hc_attn", residual.streams)
         x = enter(config, p, f"{prefix}.attn_norm", residual)
-        q = queries(config, p, f"{prefix}.attn", query_latents(config, p, f"{prefix}.attn", x), rope)
+        q = queries(
+            config, p, f"{prefix}.attn", query_latents(config, p, f"{prefix}.attn", x), rope
+        )
         own = window_rows(config, p, f"{prefix}.attn", x, rope)
         keys_BASD = torch.cat([before_BAWD, own], dim=-2)
         logits = (q.flatten(-3, -2) @ keys_BASD.mT) * config.softmax_scale
@@ -144,7 +144,7 @@ def _rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 POSITION_DECAY = 4.0
-"""gamma of the position weights exp(-(k - 1) / gamma): a guess counts only if all before it hold."""
+"""gamma of the weights exp(-(k - 1) / gamma) of guess k: it counts only if all before it hold."""
 CROSS_ENTROPY_WEIGHT, VARIATION_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
 
 

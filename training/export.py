@@ -1,4 +1,4 @@
-"""From a training run to a model's folder: weights as trained, config and tokenizer.
+"""From a training run to a model's folder, and back: weights as trained, config and tokenizer.
 
     python -m training.export --state OUT/state.pt --data FOLDER --model models/v41-mini
 
@@ -14,13 +14,15 @@ from pathlib import Path
 
 import torch
 
+from engine.models.deepseek_v41.build_weights import dequantise
+from engine.models.deepseek_v41.checkpoint import open_folder
 from engine.models.deepseek_v41.checkpoint_writer import write_folder
 from engine.models.deepseek_v41.config import DeepseekV41Config
-from engine.models.deepseek_v41.tensor_schema import Storage, tensor_schema
+from engine.models.deepseek_v41.tensor_schema import Storage, scale_name, tensor_schema
 
 from .compressed_ids import read_compressed_ids
 from .mini_config import mini_config
-from .parameters import unstack_experts
+from .parameters import stack_experts, unstack_experts
 
 FOLDER_BYTES_MAX = 12_000_000
 TOKENIZER_FILE = "tokenizer.json"
@@ -46,6 +48,23 @@ def export_model(
     """
     write_folder(folder, config, stored_tensors(config, parameters), quantised=True)
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def read_parameters(folder: Path, config: DeepseekV41Config) -> dict[str, torch.Tensor]:
+    """What training goes on from: the folder's weights as float32, experts stacked.
+
+    Raises what opening a folder raises, and ValueError if it holds a model of other sizes.
+    """
+    checkpoint = open_folder(folder)
+    if checkpoint.config != config:
+        raise ValueError(f"model {folder}: expected one of the sizes of training.mini_config")
+    tensors = {}
+    for name, spec in tensor_schema(config).items():
+        tensors[name] = checkpoint.tensors[name]
+        if scale_name(name) in checkpoint.tensors:
+            scales = checkpoint.tensors[scale_name(name)]
+            tensors[name] = dequantise(spec, tensors[name], scales)
+    return stack_experts(tensors)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def index_divergence(
     total = mass.sum(-1, keepdim=True)
     has_choice = total.squeeze(-1) > 0
     target = mass / total.clamp(min=torch.finfo(mass.dtype).tiny)
-    # Finite where nothing may be chosen: -inf would make a NaN of a gradient that is multiplied by 0.
+    # Finite where nothing may be chosen: -inf times a gradient of 0 would be NaN.
     log_scores = torch.log_softmax(scores.masked_fill(~may_be_chosen, -1e30), dim=-1)
     divergence = (torch.xlogy(target, target) - target * log_scores).sum(-1)
     return (divergence * has_choice).sum() / has_choice.sum().clamp(min=1)

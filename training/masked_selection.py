@@ -18,7 +18,7 @@ def mark_topk(scores: torch.Tensor, k: int) -> torch.Tensor:
     is_above = scores > least
     is_tied = scores == least
     room = k - is_above.sum(-1, keepdim=True)
-    is_early = is_tied.cumsum(-1) <= room
+    is_early = is_tied.cumsum(-1, dtype=torch.int32) <= room
     return (is_above | (is_tied & is_early)) & is_finite
 
 
@@ -41,4 +41,5 @@ def mark_pool(
     newest = (is_visible.sum(-1, keepdim=True) - 1).div(block_entries, rounding_mode="floor")
     is_newest = torch.arange(best.shape[-1], device=scores.device) == newest
     is_chosen = mark_topk(best.masked_fill(is_newest, float("inf")), blocks)
-    return is_chosen.repeat_interleave(block_entries, dim=-1)[..., :entries] & is_visible
+    is_of_chosen = is_chosen.unsqueeze(-1).expand(*is_chosen.shape, block_entries).flatten(-2)
+    return is_of_chosen[..., :entries] & is_visible

@@ -7,6 +7,7 @@ rate too, so that it can be captured into a graph.
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -65,7 +66,9 @@ class Optimiser:
             capturable=device.type == "cuda",
         )
         self._all = list(parameters.values())
-        self._peaks = [ADAM_RATE if group is groups[0] else TABLE_RATE for group in groups if group["params"]]
+        self._peaks = [
+            ADAM_RATE if group is groups[0] else TABLE_RATE for group in groups if group["params"]
+        ]
 
     def set_rate(self, factor: float) -> None:
         """Learning rates as a share of their peaks."""
@@ -95,14 +98,12 @@ class Optimiser:
                 parameter.mul_(1 - self._rate * MATRIX_DECAY)
                 parameter.sub_(self._rate * part.view_as(parameter))
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"adam": self._adam.state_dict(), "momenta": list(self._momenta.values())}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` gave, for the same parameters."""
-        momenta = state["momenta"]
-        assert isinstance(momenta, list)
-        for own, given in zip(self._momenta.values(), momenta, strict=True):
+        for own, given in zip(self._momenta.values(), state["momenta"], strict=True):
             own.copy_(given)
         rates = [group["lr"] for group in self._adam.param_groups]
         self._adam.load_state_dict(state["adam"])

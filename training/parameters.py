@@ -1,6 +1,6 @@
 """What is trained: float32 tensors by their published names, the experts of a layer as one.
 
-    layers.N.ffn.experts.K.w1.weight [F, E], for all K   ->   layers.N.ffn.experts.w1.weight [X, F, E]
+    layers.N.ffn.experts.K.w1.weight [F, E], for all K -> layers.N.ffn.experts.w1.weight [X, F, E]
 
 One tensor for all experts of a layer saves a step thousands of small calls. All else is named and
 shaped as in a checkpoint.
@@ -107,7 +107,14 @@ EMBEDDING_DEVIATION = 0.5
 HEAD_DEVIATION = 0.02
 _TO_RESIDUAL = (".wo_b.weight", ".w2.weight", ".engram.wkv.weight")
 _ONES = ("norm.weight", ".q_weight", ".k_weight")
-_ZEROS = ("_fn", ".attn_sink", ".gate.bias", ".gate.bias_vl", ".markov_head.head.weight")
+_ZEROS = (
+    "_fn",
+    ".attn_sink",
+    ".gate.bias",
+    ".gate.bias_vl",
+    ".markov_head.head.weight",
+    ".confidence_head.proj.weight",
+)
 
 
 def _initial(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.models.deepseek_v41.config import DeepseekV41Config, EngramConfig
+from engine.models.deepseek_v41.config import DeepseekV41Config, EngramConfig, YarnScaling
 from kernels.reference.ngrams import hash_ngrams, ngram_multipliers, plan_tables
 from kernels.reference.rope import rope_frequencies, rope_tables
 
@@ -75,7 +75,7 @@ class Positions:
         for ratio in {1, *filter(None, config.compress_ratios)}:
             self._visible[ratio] = mark_visible(tokens, tokens // ratio, ratio, device)
 
-    def _rope(self, theta: float, yarn: object) -> RopeTable:
+    def _rope(self, theta: float, yarn: YarnScaling | None) -> RopeTable:
         frequencies = rope_frequencies(self.config.rope_dim, theta, yarn)
         cos, sin = rope_tables(frequencies, torch.arange(self.rotated))
         return RopeTable(cos.to(self.device), sin.to(self.device))

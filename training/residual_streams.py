@@ -4,15 +4,17 @@ The meaning is that of `kernels.reference.streams`; here products are batched, a
 iterations keep one tensor for the backward pass and not forty.
 """
 
+# The library's context of a function has no type of its own.
+# ruff: noqa: ANN001
+
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 try:
     from . import sinkhorn_kernel
 except ImportError:  # Triton comes with torch for CUDA only.
-    sinkhorn_kernel = None
+    sinkhorn_kernel = None  # type: ignore[assignment]
 
 MATMUL = torch.backends.cuda.matmul
 
@@ -33,12 +35,12 @@ class _ExactMatmul(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(a, b)
         return _in_full_precision(a, b)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         a, b = ctx.saved_tensors
         grad_a = _in_full_precision(grad, b.mT) if ctx.needs_input_grad[0] else None
         grad_b = _in_full_precision(a.mT, grad) if ctx.needs_input_grad[1] else None
@@ -58,7 +60,7 @@ class _Sinkhorn(torch.autograd.Function):
     """Columns, then (iterations - 1) times rows and columns, divided by their sum + eps."""
 
     @staticmethod
-    def forward(ctx: Any, start: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    def forward(ctx, start: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
         ctx.save_for_backward(start)
         ctx.iterations, ctx.eps = iterations, eps
         if start.is_cuda and sinkhorn_kernel is not None:
@@ -69,11 +71,20 @@ class _Sinkhorn(torch.autograd.Function):
         return comb
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (start,) = ctx.saved_tensors
         if start.is_cuda and sinkhorn_kernel is not None:
-            return sinkhorn_kernel.sinkhorn_backward(start, grad, ctx.iterations, ctx.eps), None, None
+            return (
+                sinkhorn_kernel.sinkhorn_backward(start, grad, ctx.iterations, ctx.eps),
+                None,
+                None,
+            )
         return _sinkhorn_backward(start, grad, ctx.iterations, ctx.eps), None, None
+
+
+def sinkhorn(start: torch.Tensor, *, iterations: int, eps: float) -> torch.Tensor:
+    """start [..., n, n], positive, with columns, and nearly rows, that sum to 1."""
+    return _Sinkhorn.apply(start, iterations, eps)
 
 
 def _sinkhorn_backward(
@@ -136,6 +147,5 @@ def mix_streams(
     return Mix(
         torch.sigmoid(pre) + eps,
         2 * torch.sigmoid(post),
-        _Sinkhorn.apply(start, iterations, eps),
+        sinkhorn(start, iterations=iterations, eps=eps),
     )
-

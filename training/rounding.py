@@ -5,6 +5,9 @@ steps that a device captures into a graph: no bytes are made, nothing is checked
 NaN spreads. The gradient of a rounding is taken as 1 (Bengio et al., 2013).
 """
 
+# The library's context of a function has no type of its own.
+# ruff: noqa: ANN001
+
 from collections.abc import Callable
 
 import torch
@@ -74,7 +77,9 @@ def round_weights(
         names = [name for name in weights if storages[name] is storage]
         if names:
             tensors = [weights[name] for name in names]
-            rounded.update(zip(names, _StraightThroughTogether.apply(function, *tensors)))
+            rounded.update(
+                zip(names, _StraightThroughTogether.apply(function, *tensors), strict=True)
+            )
     return rounded
 
 

@@ -1,9 +1,13 @@
 """Sinkhorn iterations on many n x n matrices as one launch each way, for CUDA devices with Triton.
 
 The plain form, two dozen small calls an iteration and site, would take a third of all launches of a
-step. Backward keeps nothing: what an iteration started from is computed again from the very start, which
-costs arithmetic that the device has to spare.
+step. Backward keeps nothing: what an iteration started from is computed again from the very
+start, which costs arithmetic that the device has to spare.
 """
+
+# Triton reads the annotations of a kernel: only those it knows may stand there.
+# ruff: noqa: ANN001, ANN202
+# mypy: ignore-errors
 
 import torch
 import triton
@@ -39,7 +43,7 @@ def _forward_kernel(
     places, is_there = _places(count, N, M)
     m = tl.load(start_ptr + places, mask=is_there, other=1.0)
     m = m / _sums(m, 1, eps)
-    for iteration in range(1, ITERATIONS):
+    for _iteration in range(1, ITERATIONS):
         m = _iterate(m, eps)
     tl.store(out_ptr + places, m, mask=is_there)
 
@@ -62,7 +66,7 @@ def _backward_kernel(
     first = start / first_sums
     for done in range(1, ITERATIONS):
         m = first
-        for iteration in range(1, ITERATIONS - done):
+        for _iteration in range(1, ITERATIONS - done):
             m = _iterate(m, eps)
         row_sums = _sums(m, 2, eps)
         rows = m / row_sums

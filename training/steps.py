@@ -54,12 +54,12 @@ class TargetStep:
 
     metrics = ("loss", "index_loss", "gradient_norm", "busiest_expert_share")
 
-    def __init__(self, geometry: Geometry, parameters: Parameters) -> None:
+    def __init__(self, geometry: Geometry, parameters: Parameters, *, dropout: float = 0.0) -> None:
         self._geometry, self._parameters = geometry, parameters
         self._storages = storages_of(geometry.config)
         self.trained = {name: parameters[name] for name in names_of_target(parameters)}
         self.optimiser = Optimiser(self.trained)
-        self._model = BatchedModel(geometry.config, geometry.positions)
+        self._model = BatchedModel(geometry.config, geometry.positions, dropout=dropout)
         device = geometry.device
         self.ids = torch.zeros(geometry.batch, geometry.tokens + 1, dtype=torch.long, device=device)
         queries = max(geometry.config.window // SAMPLED_SHARE, 1)
@@ -136,8 +136,9 @@ class DraftStep:
         """The loss of what was prepared, and how many tokens each expert got."""
         own = {n: p for n, p in self._parameters.items() if n.startswith("mtp.")}
         p = self._frozen | round_weights(own, self._storages)
-        block = torch.arange(1, self._geometry.config.draft.block_tokens + 1, device=self.ids.device)
-        places_AK = self._anchors_A.unsqueeze(-1) + block
+        block = self._geometry.config.draft.block_tokens
+        steps_K = torch.arange(1, block + 1, device=self.ids.device)
+        places_AK = self._anchors_A.unsqueeze(-1) + steps_K
         with torch.no_grad():
             forward = self._target.forward(p, self.ids[:, :-1])
             hidden = _at(forward.hidden_BTE, places_AK)

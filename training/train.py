@@ -4,9 +4,10 @@
 
 `--data`: corpus.npz (`training.pack`) and compressed_ids.npy (`training.compressed_ids`). Into
 `--out` go log.jsonl and state.pt; with `--resume` a run goes on from there, and a part that was
-finished is not run again. The same seed gives the same data in the same order; how many steps fit
-into the minutes is the machine's. `--profile` measures steps of several sizes instead. It needs
-torch, numpy and safetensors only.
+finished is not run again. `--start-from` takes the weights of a model's folder to begin with. The
+same seed gives the same data in the same order; how many steps fit into the minutes is the
+machine's. `--profile` measures steps of several sizes instead. It needs torch, numpy and
+safetensors only.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ import torch.nn.functional as F
 from .batched_model import BatchedModel
 from .batches import TokenStream, read_streams
 from .compressed_ids import read_compressed_ids
+from .export import read_parameters
 from .mini_config import mini_config
 from .optimiser import learning_rate_factor
 from .parameters import count_parameters, initialise, storages_of
@@ -51,7 +54,9 @@ class Settings:
     steps: int
     log_every: int
     validate_every_s: float
+    validation_windows: int
     captures: bool
+    dropout: float
 
     def minutes(self, part: str) -> float:
         return self.target_minutes if part == "target" else self.draft_minutes
@@ -90,7 +95,7 @@ class Training:
         self._out, self._clock = out, clock
         self._log = TrainingLog(out / LOG_FILE)
         self._progress = {"target": Progress(), "draft": Progress()}
-        self._optimiser_state: dict[str, object] | None = None
+        self._optimiser_state: dict[str, Any] | None = None
         self._generator_state: torch.Tensor | None = None
 
     def resume(self) -> None:
@@ -109,10 +114,14 @@ class Training:
         total = count_parameters(self._geometry.config)
         device = torch.cuda.get_device_name() if self._geometry.device.type == "cuda" else "cpu"
         self._log.write("run", "settings", parameters=total, device=device, **settings)
-        for part, step_of in (("target", TargetStep), ("draft", DraftStep)):
-            progress = self._progress[part]
+        for part, progress in self._progress.items():
             if not progress.is_finished and self._settings.minutes(part) > 0:
-                self._run_part(part, step_of(self._geometry, self._parameters), progress)
+                self._run_part(part, self._step_of(part), progress)
+
+    def _step_of(self, part: str) -> Step:
+        if part == "draft":
+            return DraftStep(self._geometry, self._parameters)
+        return TargetStep(self._geometry, self._parameters, dropout=self._settings.dropout)
 
     def _run_part(self, part: str, step: Step, progress: Progress) -> None:
         settings, batch = self._settings, self._settings.batch
@@ -205,7 +214,7 @@ class Training:
     def _validation_windows(self) -> list[torch.Tensor]:
         """Whole batches, so that shapes are those of training."""
         batch = self._settings.batch
-        count = max(VALIDATION_WINDOWS // batch, 1) * batch
+        count = max(self._settings.validation_windows // batch, 1) * batch
         return list(self._held_out.spread(count, self._settings.tokens + 1).split(batch))
 
     def _save(self, step: Step, generator: torch.Generator) -> None:
@@ -232,14 +241,16 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--target-minutes", type=float, default=7.0)
     parser.add_argument("--draft-minutes", type=float, default=2.5)
     parser.add_argument("--steps", type=int, default=0, help="end a part after so many steps")
-    parser.add_argument("--batch", type=int, default=32, help="sequences of a step")
-    parser.add_argument("--tokens", type=int, default=1_024, help="of a sequence")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of a step")
+    parser.add_argument("--tokens", type=int, default=2_048, help="of a sequence")
+    parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-every", type=int, default=20, help="steps between log records")
     parser.add_argument("--validate-every-s", type=float, default=30.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
     parser.add_argument("--resume", action="store_true", help="go on from the state in --out")
+    parser.add_argument("--start-from", type=Path, help="folder of a model to begin with")
     parser.add_argument("--profile", action="store_true", help="only measure steps")
     return parser.parse_args()
 
@@ -252,11 +263,13 @@ def main() -> None:
     compressed_ids = read_compressed_ids(arguments.data)
     config = mini_config(int(compressed_ids.max()) + 1)
     generator = torch.Generator().manual_seed(arguments.seed)
-    parameters = {
-        name: tensor.to(device) for name, tensor in initialise(config, generator).items()
-    }
-    for parameter in parameters.values():
-        parameter.requires_grad_(True)
+    # Dropout draws from the device's own generator.
+    torch.manual_seed(arguments.seed)
+    if arguments.start_from is None:
+        initial = initialise(config, generator)
+    else:
+        initial = read_parameters(arguments.start_from, config)
+    parameters = {name: tensor.to(device).requires_grad_() for name, tensor in initial.items()}
     streams = read_streams(arguments.data / "corpus.npz", device)
 
     def geometry(batch: int, tokens: int) -> Geometry:
@@ -275,7 +288,9 @@ def main() -> None:
         steps=arguments.steps,
         log_every=arguments.log_every,
         validate_every_s=arguments.validate_every_s,
+        validation_windows=VALIDATION_WINDOWS,
         captures=device.type == "cuda" and not arguments.eager,
+        dropout=arguments.dropout,
     )
     training = Training(
         settings,

@@ -1,8 +1,8 @@
 """The log of a training run: JSON lines, one a record, that a later reader takes as they are.
 
-    {"part": "target", "kind": "step", "step": 100, "elapsed_s": 9.1, "tokens": 3276800, "loss": ..}
-    {"part": "target", "kind": "validation", .., "bits_per_byte": ..}
-    {"part": "run", "kind": "settings", ..}
+{"part": "target", "kind": "step", "step": 100, "elapsed_s": 9.1, "tokens": 3276800, "loss": ..}
+{"part": "target", "kind": "validation", .., "bits_per_byte": ..}
+{"part": "run", "kind": "settings", ..}
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+Scalar = str | int | float
 
 
 class TrainingLog:
@@ -21,7 +22,7 @@ class TrainingLog:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(self, part: str, kind: str, **values: Any) -> None:
+    def write(self, part: str, kind: str, **values: Scalar) -> None:
         record = {"part": part, "kind": kind, **values}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -72,7 +72,7 @@ def attend(
         parts.append(entry_logits.masked_fill(~is_chosen, float("-inf")))
     probabilities = _softmax_with_sink(parts, sink_H)
     mixed = probabilities[0].flatten(2, 3) @ keys
-    if entry_logits is not None:
+    if entries_BGD is not None and entry_logits is not None:
         flat = probabilities[1].reshape(batch, -1, entry_logits.shape[-1])
         mixed = mixed + (flat @ entries_BGD).view_as(mixed)
     output = mixed.unflatten(2, (heads, window)).transpose(2, 3).flatten(1, 2)[:, :tokens]

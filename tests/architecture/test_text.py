@@ -33,10 +33,11 @@ REGISTRY_HOST = re.compile(
     + r")\b"
 )
 
-# This machine, places where code and papers are published, and names set aside for examples.
+# This machine, places where code and papers are published, names set aside for examples, and the
+# name of a file format that only looks like an address.
 ADDRESS = re.compile(
     r"https?://(?!127\.0\.0\.1|localhost|\[::1\]|(?:www\.)?github\.com|arxiv\.org"
-    r"|[\w.-]*\bexample\.|[{$])[\w.-]+",
+    r"|www\.w3\.org/2000/svg\b|[\w.-]*\bexample\.|[{$])[\w.-]+",
     re.IGNORECASE,
 )
 

@@ -1,4 +1,4 @@
-"""DeepSeek's small V4.1 model: its folder, its weights in memory, and what its own code computed."""
+"""DeepSeek's small V4.1 model: its weights in memory, and what its own code computed."""
 
 from __future__ import annotations
 

@@ -95,12 +95,23 @@ class ModelBench:
         return self.blocks.memory[state.block_ids].clone(), state.memory.clone()
 
 
-def nano_bench(seed: int = 5, *, candidate_blocks: int | None = None) -> ModelBench:
-    """The shipped nano model with random weights, and another pool size if one is given."""
+def nano_bench(
+    seed: int = 5, *, candidate_blocks: int | None = None, noise_seed: int | None = None
+) -> ModelBench:
+    """The shipped nano model with random weights.
+
+    `candidate_blocks`: another size of the pool. `noise_seed`: weights moved by 1e-7 of each.
+    """
     config = shipped_config("v41-nano")
     if candidate_blocks is not None:
         config = replace(config, candidate_blocks=candidate_blocks)
-    weights = build_weights(config, random_tensors(config, torch.Generator().manual_seed(seed)))
+    tensors = random_tensors(config, torch.Generator().manual_seed(seed))
+    if noise_seed is not None:
+        generator = torch.Generator().manual_seed(noise_seed)
+        tensors = {
+            name: tensor.float() * (1 + 1e-7 * torch.randn(tensor.shape, generator=generator))
+            for name, tensor in tensors.items()
+        }
     assert config.engram is not None
     ids = torch.arange(config.vocabulary) % config.engram.compressed_vocabulary
-    return ModelBench.build(config, weights, ids)
+    return ModelBench.build(config, build_weights(config, tensors), ids)
