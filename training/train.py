@@ -2,7 +2,7 @@
 
     python -m training.train --data FOLDER --out FOLDER --target-minutes 7 --draft-minutes 2.5
 
-`--data`: corpus.npz (`training.pack`) and compressed_ids.npy (`training.compressed_ids`). Into
+`--data`: corpus.npz (`training.pack`) and compressed_ids.npz (`training.compressed_ids`). Into
 `--out` go log.jsonl and state.pt; with `--resume` a run goes on from there, and a part that was
 finished is not run again. `--start-from` takes the weights of a model's folder to begin with. The
 same seed gives the same data in the same order; how many steps fit into the minutes is the
