@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import resource
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +56,7 @@ class Stopwatch:
 
     def take(self, wall_s: float, tokens: int) -> dict[str, float]:
         """Microseconds a token since the last call, by kind."""
-        spent = {name: s for name, s in self.seconds.items()}
+        spent = dict(self.seconds)
         self.seconds.clear()
         choosing = sum(s for name, s in spent.items() if name in GROWS_WITH_CONTEXT)
         attention = sum(s for name, s in spent.items() if name in ATTENTION)
@@ -166,4 +165,4 @@ def emit(**line: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

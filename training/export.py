@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from engine.models.deepseek_v41.build_weights import dequantise
-from engine.models.deepseek_v41.checkpoint import open_folder
-from engine.models.deepseek_v41.checkpoint_writer import write_folder
+from engine.models.deepseek_v41.checkpoint.folder import open_folder
+from engine.models.deepseek_v41.checkpoint.tensor_schema import Storage, scale_name, tensor_schema
+from engine.models.deepseek_v41.checkpoint.writer import write_folder
 from engine.models.deepseek_v41.config import DeepseekV41Config
-from engine.models.deepseek_v41.tensor_schema import Storage, scale_name, tensor_schema
 
 from .compressed_ids import read_compressed_ids
 from .mini_config import mini_config

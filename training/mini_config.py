@@ -7,6 +7,7 @@ prints them by part. `training.export` writes them as the config.json of the tra
 
 from collections import Counter
 
+from engine.models.deepseek_v41.checkpoint.tensor_schema import tensor_schema
 from engine.models.deepseek_v41.config import (
     DeepseekV41Config,
     DraftConfig,
@@ -14,7 +15,6 @@ from engine.models.deepseek_v41.config import (
     YarnScaling,
 )
 from engine.models.deepseek_v41.config_rules import find_problems
-from engine.models.deepseek_v41.tensor_schema import tensor_schema
 from kernels.reference.ngrams import plan_tables
 
 PARAMETERS_MAX = 8_000_000

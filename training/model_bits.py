@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.block_pool import BlockPool
-from engine.models.deepseek_v41.checkpoint import load_weights
+from engine.models.deepseek_v41.checkpoint.folder import load_weights
 from engine.models.deepseek_v41.config import DeepseekV41Config
 from engine.models.deepseek_v41.engram_vocabulary import read_compressed_ids
 from engine.models.deepseek_v41.layout import block_layout

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import torch
 
+from engine.models.deepseek_v41.checkpoint.tensor_schema import Storage, tensor_schema
 from engine.models.deepseek_v41.config import DeepseekV41Config
-from engine.models.deepseek_v41.tensor_schema import Storage, tensor_schema
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\.w[123]\.weight)")
 DRAFT_PREFIX = "mtp."

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.models.deepseek_v41.tensor_schema import SCALE_CHANNELS, Storage
+from engine.models.deepseek_v41.checkpoint.tensor_schema import SCALE_CHANNELS, Storage
 
 E4M3_MAX, E2M1_MAX = 448.0, 6.0
 WINDOW_AMAX_MIN = 1e-4

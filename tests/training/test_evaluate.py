@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.models.deepseek_v41.checkpoint_writer import write_folder
+from engine.models.deepseek_v41.checkpoint.writer import write_folder
 from engine.models.deepseek_v41.engram_vocabulary import TOKENIZER_FILE, compress_token_texts
 from engine.models.deepseek_v41.random_weights import random_tensors
 from engine.models.deepseek_v41.shipped import shipped_config

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.models.deepseek_v41.tensor_schema import Storage
+from engine.models.deepseek_v41.checkpoint.tensor_schema import Storage
 from kernels.reference import index_entries, main_entries, weight_formats, window_rows
 from training import rounding
 from training.residual_streams import sinkhorn

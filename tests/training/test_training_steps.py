@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.deepseek_v41.checkpoint import load_weights
-from engine.models.deepseek_v41.tensor_schema import tensor_schema
+from engine.models.deepseek_v41.checkpoint.folder import load_weights
+from engine.models.deepseek_v41.checkpoint.tensor_schema import tensor_schema
 from tests.engine.deepseek_v41.model_bench import ModelBench
 from training.batched_feed_forward import balance_experts
 from training.batched_model import BatchedModel

@@ -11,8 +11,8 @@ import torch
 
 from kernels.reference import weight_formats
 
+from .checkpoint.tensor_schema import Storage, TensorSpec, scale_name, tensor_schema
 from .config import DeepseekV41Config, LayerKind, LayerRole, plan_layers
-from .tensor_schema import Storage, TensorSpec, scale_name, tensor_schema
 from .weights import (
     AttentionWeights,
     CompressorWeights,

@@ -22,7 +22,7 @@ class DraftContext:
     operations: Operations
 
     def write(self, weights: DraftWeights, targets_TE3: torch.Tensor, rows: RowBatch) -> None:
-        """`targets_TE3` [T, targets x E]: streams' means entering the target layers, side by side."""
+        """`targets_TE3` [T, targets x E]: the streams' means on entry to each target layer."""
         rows.observe("main_hidden", self.config.layers, targets_TE3)
         context_TE = self.operations.rms_norm(
             self.operations.linear(targets_TE3, weights.context_projection, rows.tiles),

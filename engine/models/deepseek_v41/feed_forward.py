@@ -27,7 +27,7 @@ class FeedForward:
         experts_per_token: int,
         layer: int,
     ) -> torch.Tensor:
-        """Output [T, E] for the normed input; tokens of images are routed by a bias of their own."""
+        """Output [T, E] for the normed input; images' tokens are routed by a bias of their own."""
         operations, limit = self.operations, self.config.swiglu_limit
         experts_TK, weights_TK = operations.route_tokens(
             operations.linear(x_TE, weights.router, rows.tiles),

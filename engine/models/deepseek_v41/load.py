@@ -9,7 +9,7 @@ from kernels.operations import Operations
 
 from ...block_pool import BlockPool
 from ...errors import InvalidRequest
-from .checkpoint import load_weights, open_folder
+from .checkpoint.folder import load_weights, open_folder
 from .config import DeepseekV41Config
 from .engram_vocabulary import read_compressed_ids
 from .model import DeepseekV41

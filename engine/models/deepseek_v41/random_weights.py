@@ -9,8 +9,8 @@ import math
 import torch
 
 from .build_weights import build_weights
+from .checkpoint.tensor_schema import Storage, TensorSpec, tensor_schema
 from .config import DeepseekV41Config
-from .tensor_schema import Storage, TensorSpec, tensor_schema
 from .weights import ModelWeights
 
 STREAM_SCALE = 0.01

@@ -138,7 +138,7 @@ def plan_rows(
 
 
 def keep_tails(rows: RowBatch, decoder_firsts: Sequence[int]) -> tuple[RowBatch, torch.Tensor]:
-    """The rows at positions of `decoder_firsts` (one a span) and later; and their indices, int64."""
+    """Rows at or after positions `decoder_firsts` (one a span); and their indices, int64."""
     spans, kept = [], []
     begin = 0
     for span, decoder_first in zip(rows.spans, decoder_firsts, strict=True):

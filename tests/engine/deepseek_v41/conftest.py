@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.models.deepseek_v41.checkpoint import load_weights
+from engine.models.deepseek_v41.checkpoint.folder import load_weights
 from tests.golden_folder import golden_folder
 
 from .golden_model import Arrays, GoldenModel

@@ -38,6 +38,11 @@ class GoldenModel:
     internals: Arrays
     extra: Arrays
 
+    @property
+    def engram_layers(self) -> tuple[int, ...]:
+        assert self.config.engram is not None
+        return self.config.engram.layer_ids
+
     def bench(self) -> ModelBench:
         compressed_ids_V = torch.from_numpy(self.sequences["engram_token_map"])
         return ModelBench.build(self.config, self.weights, compressed_ids_V)

@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 
 from engine.errors import ModelFileError
 from engine.models.deepseek_v41.build_weights import build_weights, dequantise
-from engine.models.deepseek_v41.checkpoint import (
+from engine.models.deepseek_v41.checkpoint.files import INDEX_NAME
+from engine.models.deepseek_v41.checkpoint.folder import (
     contents_sha256,
     load_weights,
     open_folder,
     require_numbers,
 )
-from engine.models.deepseek_v41.checkpoint_files import INDEX_NAME
-from engine.models.deepseek_v41.checkpoint_writer import plan_shards, write_folder
+from engine.models.deepseek_v41.checkpoint.tensor_schema import Storage, scale_name, tensor_schema
+from engine.models.deepseek_v41.checkpoint.writer import plan_shards, write_folder
 from engine.models.deepseek_v41.random_weights import random_tensors, random_weights, stream_base
 from engine.models.deepseek_v41.shipped import shipped_config
-from engine.models.deepseek_v41.tensor_schema import Storage, scale_name, tensor_schema
 from engine.models.deepseek_v41.vision.weights import build_vision_weights
 from tests.engine.deepseek_v41.model_bench import ModelBench
 from tests.engine.deepseek_v41.tiny_checkpoint import (

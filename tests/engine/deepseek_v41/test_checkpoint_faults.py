@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import MissingModel, ModelFileError
-from engine.models.deepseek_v41.checkpoint import load_weights, open_folder
-from engine.models.deepseek_v41.checkpoint_files import INDEX_NAME
+from engine.models.deepseek_v41.checkpoint.files import INDEX_NAME
+from engine.models.deepseek_v41.checkpoint.folder import load_weights, open_folder
 from tests.engine.deepseek_v41.tiny_checkpoint import RawFile, write_tiny
 
 

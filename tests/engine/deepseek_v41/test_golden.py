@@ -58,7 +58,7 @@ def check_choices(
     assert torch.equal(
         seen["candidate_blocks", golden.config.candidate_source_id][stable], blocks[stable]
     )
-    for table, layer in enumerate(golden.config.engram.layer_ids):
+    for table, layer in enumerate(golden.engram_layers):
         rows = torch.from_numpy(data[f"engram_rows_{name}"][:, table]).long()
         assert torch.equal(seen["engram_rows", layer], rows)
 
@@ -84,7 +84,7 @@ def check_internals(
         for what in ("attn_in", "attn_out", "ffn_in", "ffn_out", "ffn_pre"):
             if f"{what}_{name}" in data:
                 check(what, layer, data[f"{what}_{name}"][layer])
-    for table, layer in enumerate(golden.config.engram.layer_ids):
+    for table, layer in enumerate(golden.engram_layers):
         check("engram_out", layer, data[f"engram_out_{name}"][table])
     check("final_hidden", golden.config.layers, data[f"final_hidden_{name}"])
     check("main_hidden", golden.config.layers, data[f"main_hidden_{name}"])
@@ -105,7 +105,7 @@ def test_image_tokens_are_masked_in_engram_and_routed_by_their_own_bias(
         observe=lambda n, layer, t: seen.update({(n, layer): t}),
     )
     assert_close(logits, data["logits_img"], data["noise_img"])
-    for table, layer in enumerate(golden.config.engram.layer_ids):
+    for table, layer in enumerate(golden.engram_layers):
         rows = torch.from_numpy(data["engram_rows_img"][:, table]).long()
         assert torch.equal(seen["engram_rows", layer], rows)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.models.deepseek_v41.checkpoint_writer import write_folder
+from engine.models.deepseek_v41.checkpoint.writer import write_folder
 from engine.models.deepseek_v41.config import DeepseekV41Config
 from engine.models.deepseek_v41.random_weights import random_tensors
 from engine.models.deepseek_v41.shipped import shipped_config

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from .json_file import parse_json
+from ..json_file import parse_json
 
 HEADER_BYTES_MAX = 100_000_000
 """The limit that the format sets."""

@@ -15,14 +15,14 @@ from typing import Any
 import safetensors
 import torch
 
-from ...errors import MissingModel, ModelFileError
-from .build_weights import build_weights
-from .checkpoint_files import CheckpointFiles, find_files
-from .config import DeepseekV41Config
-from .config_file import CONFIG_NAME, config_document, read_config
+from ....errors import MissingModel, ModelFileError
+from ..build_weights import build_weights
+from ..config import DeepseekV41Config
+from ..config_file import CONFIG_NAME, config_document, read_config
+from ..weights import ModelWeights
+from .files import CheckpointFiles, find_files
 from .tensor_checks import find_missing, find_unfit, find_value_problems
 from .tensor_schema import Storage, TensorSpec, tensor_schema
-from .weights import ModelWeights
 
 
 @dataclass(frozen=True, eq=False)

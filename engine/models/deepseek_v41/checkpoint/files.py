@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import ModelFileError
-from .json_file import read_json
+from ....errors import ModelFileError
+from ..json_file import read_json
 from .tensor_file import StoredTensor, TensorFile, read_tensor_file
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from .config import DeepseekV41Config, EngramConfig, LayerKind, LayerRole, plan_layers
-from .vision.weights import vision_schema
+from ..config import DeepseekV41Config, EngramConfig, LayerKind, LayerRole, plan_layers
+from ..vision.weights import vision_schema
 
 Shape = tuple[int, ...]
 Named = tuple[str, "TensorSpec"]

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from kernels.reference import weight_formats
 
-from ...errors import ModelFileError
-from .checkpoint_files import INDEX_NAME, SHARD_NAME, WHOLE_NAME
-from .config import DeepseekV41Config
-from .config_file import CONFIG_NAME, config_text
-from .config_rules import find_problems
+from ....errors import ModelFileError
+from ..config import DeepseekV41Config
+from ..config_file import CONFIG_NAME, config_text
+from ..config_rules import find_problems
+from .files import INDEX_NAME, SHARD_NAME, WHOLE_NAME
 from .tensor_checks import (
     PACKED_DTYPES,
     SCALE_DTYPE,
