@@ -5,12 +5,15 @@ split into what by its nature grows with the context (scores of the index, choic
 everything else, in microseconds a token. What is not by nature has to stay flat.
 
     python -m benchmarks.deepseek_v41 --model models/v41-mini
+
+Without a folder: v41-nano with random weights.
 """
 
 import argparse
 import dataclasses
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -71,21 +74,40 @@ class Stopwatch:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="folder with config.json and weights")
+    parser.add_argument("--model", help="folder with config.json, weights and tokenizer.json")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all)")
     parser.add_argument("--longest", type=int, default=4096, help="longest context in tokens")
     arguments = parser.parse_args()
     prepare_environment()
     set_thread_count(arguments.threads)
-    run(arguments.model, arguments.longest)
+    from engine.errors import EngineError
+
+    try:
+        run(arguments.model, arguments.longest)
+    except EngineError as error:
+        sys.exit(f"benchmarks.deepseek_v41: {error}")
 
 
-def run(path: str, longest: int) -> None:
+def load(path: str | None) -> Any:  # noqa: ANN401
+    """The folder's model, or v41-nano with an id of its own for each token in Engram."""
+    import torch
+
+    from engine.models.deepseek_v41.load import LoadedModel, load_model
+    from engine.models.deepseek_v41.random_weights import random_weights
+    from engine.models.deepseek_v41.shipped import shipped_config
+
+    if path is not None:
+        return load_model(path)
+    config = shipped_config("v41-nano")
+    weights = random_weights(config, torch.Generator().manual_seed(1))
+    return LoadedModel(config, weights, torch.arange(config.vocabulary))
+
+
+def run(path: str | None, longest: int) -> None:
     import torch
 
     from engine.block_pool import BlockPool
     from engine.models.deepseek_v41.layout import block_layout
-    from engine.models.deepseek_v41.load import load_model
     from engine.models.deepseek_v41.state import StatePool
     from kernels.operations import REFERENCE
 
@@ -98,7 +120,7 @@ def run(path: str, longest: int) -> None:
         },
     )
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    loaded = load_model(path)
+    loaded = load(path)
     config = loaded.config
     lengths = [n for n in LENGTHS if n <= min(longest, config.positions_max - DECODE_STEPS)]
     layout = block_layout(config)

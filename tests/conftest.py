@@ -15,9 +15,11 @@ from engine.threads import prepare_environment
 # Read when torch is loaded: with it, bits do not depend on the number of threads or on alignment.
 prepare_environment()
 
-# A wall-clock limit for one example would fail on a busy machine, not on a slow program: each test
-# has its time-out instead.
-settings.register_profile("default", deadline=None, print_blob=True)
+# A wall-clock limit for one example, or for making some, would fail on a busy machine, not on a
+# slow program: each test has its time-out instead.
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 # The same examples on every run, so that a failure belongs to the change that is being checked.
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.register_profile(

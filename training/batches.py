@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .corpus import Side
+from .packed_corpus import read_packed_side
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenStream:
@@ -38,13 +41,11 @@ class TokenStream:
 
 
 def read_streams(pack: Path, device: torch.device) -> tuple[TokenStream, TokenStream]:
-    """The training and the held-out side of a packed corpus; raises KeyError for another file."""
-    with np.load(pack, allow_pickle=False) as arrays:
-        training, held_out = (
-            TokenStream(
-                torch.from_numpy(arrays[f"{side}_ids"].astype(np.int64)).to(device),
-                int(arrays[f"{side}_bytes"].sum()),
-            )
-            for side in ("training", "held_out")
-        )
-    return training, held_out
+    """The training and the held-out side of a packed corpus; raises as `read_packed_side`."""
+    return _read_stream(pack, Side.TRAINING, device), _read_stream(pack, Side.HELD_OUT, device)
+
+
+def _read_stream(pack: Path, side: Side, device: torch.device) -> TokenStream:
+    packed = read_packed_side(pack, side)
+    ids = torch.from_numpy(packed.ids.astype(np.int64)).to(device)
+    return TokenStream(ids, int(packed.sizes_bytes.sum()))

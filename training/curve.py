@@ -2,20 +2,21 @@
 
     python -m training.curve --log OUT/log.jsonl --svg FILE
 
-Three panels over the minutes of the run: loss of the model proper, its bits a byte on held-out
-text, and the share of draft guesses that the target would refuse.
+Four panels over the minutes of each part: loss of the model proper, that of its indexers, its bits
+a byte on held-out text, and the share of draft guesses that the target would refuse.
 """
 
 import argparse
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .training_log import Record, read_log
+from .training_log import Record, drop_superseded, read_log
 
 WIDTH, PANEL_HEIGHT, MARGIN_LEFT, MARGIN = 720, 220, 64, 36
-GRID_LINES = 5
+TICKS_MAX = 7
 Point = tuple[float, float]
 
 
@@ -40,7 +41,7 @@ class Panel:
 
 def plan_panels(records: Iterable[Record]) -> list[Panel]:
     """The panels that the records have points for."""
-    records = list(records)
+    records = drop_superseded(records)
 
     def line(part: str, kind: str, value: str, label: str, colour: str) -> Series:
         points = [
@@ -53,10 +54,11 @@ def plan_panels(records: Iterable[Record]) -> list[Panel]:
     panels = [
         Panel(
             "Model: loss in nats a token",
-            [
-                line("target", "step", "loss", "training", "#4477aa"),
-                line("target", "step", "index_loss", "indexers (KL)", "#ccbb44"),
-            ],
+            [line("target", "step", "loss", "training", "#4477aa")],
+        ),
+        Panel(
+            "Indexers: divergence from attention's mass, in nats",
+            [line("target", "step", "index_loss", "training", "#4477aa")],
         ),
         Panel(
             "Model: bits a byte, held-out text",
@@ -89,43 +91,56 @@ def draw(panels: Sequence[Panel]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def choose_ticks(low: float, high: float) -> list[float]:
+    """Round numbers, 2 to TICKS_MAX, at even distances: the first at or below `low`, the last at or
+    above `high`."""
+    span = max(high - low, abs(high) * 1e-3, 1e-6)
+    power = 10.0 ** math.floor(math.log10(span / TICKS_MAX))
+    for factor in (1, 2, 5, 10, 20, 50):
+        step = factor * power
+        first, last = math.floor(low / step), math.ceil(high / step)
+        if last - first < TICKS_MAX:
+            break
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Axes:
     """Minutes and values to places in a panel."""
 
-    minutes_max: float
-    low: float
-    high: float
+    minutes: Sequence[float]
+    values: Sequence[float]
 
     def x(self, minutes: float) -> float:
-        return MARGIN_LEFT + minutes / self.minutes_max * (WIDTH - MARGIN_LEFT - MARGIN)
+        return MARGIN_LEFT + minutes / self.minutes[-1] * (WIDTH - MARGIN_LEFT - MARGIN)
 
     def y(self, value: float) -> float:
-        return MARGIN + (self.high - value) / (self.high - self.low) * PANEL_HEIGHT
+        low, high = self.values[0], self.values[-1]
+        return MARGIN + (high - value) / (high - low) * PANEL_HEIGHT
 
 
 def _draw_panel(panel: Panel) -> list[str]:
     values = [value for _, value in panel.points]
-    low, high = min(values), max(values)
-    margin = (high - low) * 0.05 or 0.5
-    axes = _Axes(max(max(m for m, _ in panel.points), 1e-3), low - margin, high + margin)
+    axes = _Axes(
+        choose_ticks(0.0, max(minutes for minutes, _ in panel.points)),
+        choose_ticks(min(values), max(values)),
+    )
     parts = [f'<text x="{MARGIN_LEFT}" y="20" font-weight="bold">{escape(panel.title)}</text>']
-    for line in range(GRID_LINES + 1):
-        share = line / GRID_LINES
-        value = axes.low + share * (axes.high - axes.low)
-        minutes = share * axes.minutes_max
-        y, x = axes.y(value), axes.x(minutes)
+    for value in axes.values:
+        y = axes.y(value)
         parts.append(
             f'<line x1="{MARGIN_LEFT}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" '
             'stroke="#dddddd"/>'
         )
         parts.append(
-            f'<text x="{MARGIN_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+            f'<text x="{MARGIN_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>'
         )
-        bottom = MARGIN + PANEL_HEIGHT + 16
-        parts.append(
-            f'<text x="{x:.1f}" y="{bottom}" text-anchor="middle">{minutes:.1f} min</text>'
-        )
+    bottom = MARGIN + PANEL_HEIGHT + 16
+    parts += [
+        f'<text x="{axes.x(minutes):.1f}" y="{bottom}" text-anchor="middle">'
+        f"{minutes:.4g} min</text>"
+        for minutes in axes.minutes
+    ]
     for number, series in enumerate(s for s in panel.series if s.points):
         parts += _draw_series(series, axes, number)
     return parts

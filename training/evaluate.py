@@ -1,10 +1,11 @@
-"""Bits a byte of a trained model and of two 3-gram models, on the same held-out files.
+"""Bits a byte of a trained model and of two 3-gram models, on the same held-out files; its drafts.
 
-    python -m training.evaluate [--model FOLDER] [--files N] [--tokens-max N] [--json]
+    python -m training.evaluate [--model FOLDER] [--files N] [--tokens-max N] [--drafts N] [--json]
 
 Without --model only the 3-gram models are judged, with a tokenizer trained on the spot. The 3-gram
 models are counted from the training side each time: that takes seconds. Progress goes to stderr.
 Whole files are judged as texts with an end: every model also pays for saying that a file ends.
+Drafts start at some places of each file; what they guess is asked of the model, not of the file.
 """
 
 import argparse
@@ -21,13 +22,14 @@ from engine.errors import EngineError
 from engine.threads import prepare_environment
 
 from .corpus import Corpus, find_library, read_corpus
+from .draft_scores import DraftScore, format_drafts, sum_up
 from .excerpts import Excerpt, choose_documents, cut_excerpts
 from .ngram import train_byte_trigrams, train_trigrams
 from .tokenizer import BOS_TOKEN_ID, encode_documents, read_tokenizer, train_tokenizer
 
 FILES = 24
-TOKENS_MAX = 2_048
-"""Of each file. With FILES, about what the reference operations manage in a minute on 2 cores."""
+TOKENS_MAX, DRAFTS = 2_048, 16
+"""Of each file. With FILES, about a minute for the reference operations on 2 cores."""
 
 Progress = Callable[[str], None]
 
@@ -44,13 +46,14 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Scores on the same excerpts, and what was judged."""
+    """Scores on the same excerpts, and what was judged; None for a model that makes no drafts."""
 
     corpus_sha256: str
     files: list[str]
     judged_bytes: int
     judged_tokens: int
     scores: list[Score]
+    drafts: DraftScore | None
 
 
 def train_baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Callable[[Excerpt], float]]:
@@ -86,19 +89,29 @@ def evaluate(
     model_folder: Path | None,
     files: int,
     tokens_max: int | None,
+    drafts: int,
     progress: Progress,
 ) -> Report:
-    """Judge the model of the folder, if there is one, and both baselines."""
-    excerpts = cut_excerpts(
-        choose_documents(corpus.held_out, files), tokenizer, tokens_max=tokens_max
-    )
-    scores = []
+    """Judge the model of the folder, if there is one, and both baselines.
+
+    Raises ValueError for a library without held-out files, for files that are longer than the
+    model's positions, and as the baselines.
+    """
+    documents = choose_documents(corpus.held_out, files)
+    if not documents:
+        raise ValueError("library: given no file of the held-out side, expected one or more")
+    excerpts = cut_excerpts(documents, tokenizer, tokens_max=tokens_max)
+    scores, draft_score = [], None
     if model_folder is not None:
         # The tensor library reads its environment once; `main` sets it before.
-        from .model_bits import model_bits
+        from .model_bits import read_documents
 
-        file_bits = model_bits(model_folder, [excerpt.ids for excerpt in excerpts], progress)
-        scores.append(score(model_folder.name, file_bits, excerpts))
+        readings = read_documents(
+            model_folder, [excerpt.ids for excerpt in excerpts], progress, drafts=drafts
+        )
+        scores.append(score(model_folder.name, [reading.bits for reading in readings], excerpts))
+        judged = [draft for reading in readings for draft in reading.drafts]
+        draft_score = sum_up(judged) if judged else None
     progress("counting 3-grams")
     for name, bits_of in train_baselines(corpus, tokenizer).items():
         scores.append(score(name, [bits_of(excerpt) for excerpt in excerpts], excerpts))
@@ -108,6 +121,7 @@ def evaluate(
         judged_bytes=sum(len(excerpt.data) for excerpt in excerpts),
         judged_tokens=sum(excerpt.tokens for excerpt in excerpts),
         scores=scores,
+        drafts=draft_score,
     )
 
 
@@ -123,14 +137,23 @@ def format_table(report: Report) -> str:
                 f"{line.model:{width}}  {line.bits_per_byte:11.3f}  {line.bits_per_token:12.3f}"
                 for line in report.scores
             ),
+            *(format_drafts(report.drafts) if report.drafts is not None else ()),
         ]
     )
 
 
 def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _not_negative(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"given {number}, expected 1 or more")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"given {number}, expected {least} or more")
     return number
 
 
@@ -139,7 +162,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of the model, with its tokenizer.json")
     parser.add_argument("--files", type=_positive, default=FILES, help="held-out files, at most")
     parser.add_argument(
-        "--tokens-max", type=int, default=TOKENS_MAX, help="tokens of each file; 0 for all"
+        "--tokens-max",
+        type=_not_negative,
+        default=TOKENS_MAX,
+        help="tokens of each file; 0 for all",
+    )
+    parser.add_argument(
+        "--drafts", type=_not_negative, default=DRAFTS, help="judged drafts of each file, at most"
     )
     parser.add_argument(
         "--library", type=Path, default=find_library(), help="standard library of a Python"
@@ -150,7 +179,7 @@ def main() -> None:
     prepare_environment()
     try:
         report = _evaluate_folder(arguments)
-    except (EngineError, FileNotFoundError) as error:
+    except (EngineError, FileNotFoundError, ValueError) as error:
         parser.exit(2, f"{error}\n")
     print(json.dumps(asdict(report), indent=2) if arguments.json else format_table(report))
 
@@ -171,6 +200,7 @@ def _evaluate_folder(arguments: argparse.Namespace) -> Report:
         model_folder=arguments.model,
         files=arguments.files,
         tokens_max=arguments.tokens_max or None,
+        drafts=arguments.drafts,
         progress=progress,
     )
 

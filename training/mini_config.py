@@ -26,7 +26,7 @@ def mini_config(compressed_vocabulary: int) -> DeepseekV41Config:
     """`compressed_vocabulary`: Engram's ids over the vocabulary of the model's tokenizer.
 
     Layers: window, Full of ratio 2, Reuse, Full of ratio 2; then the decoder half: Full with the
-    candidate pool, Reuse, Reindex, Reuse. Trained at 1,024 tokens a sequence, so that the pool (256
+    candidate pool, Reuse, Reindex, Reuse. Trained at 2,048 tokens a sequence, so that the pool (256
     positions) and the top 64 leave most entries out.
     """
     config = DeepseekV41Config(

@@ -16,7 +16,6 @@ Equal libraries give equal files. The arrays of FILE, for `side` "training" and 
 import argparse
 import hashlib
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,6 @@ from tokenizers import Tokenizer
 
 from .corpus import Corpus, Document, Side, find_library, read_corpus
 from .tokenizer import encode_documents, read_tokenizer, tokenizer_text, train_tokenizer
-
-
-@dataclass(frozen=True)
-class PackedSide:
-    """One side: see the module's docstring."""
-
-    ids: NDArray[np.uint16]
-    starts: NDArray[np.int64]
-    sizes_bytes: NDArray[np.int64]
-    paths: list[str]
-
-    def document(self, index: int) -> NDArray[np.uint16]:
-        """Ids of one document, from BOS to EOS."""
-        return self.ids[self.starts[index] : self.starts[index + 1]]
 
 
 def pack_side(documents: tuple[Document, ...], tokenizer: Tokenizer) -> dict[str, NDArray[Any]]:
@@ -68,23 +53,6 @@ def write_pack(corpus: Corpus, tokenizer: Tokenizer, path: Path) -> dict[str, ND
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return arrays
-
-
-def read_packed_side(path: Path, side: Side) -> PackedSide:
-    """One side of a packed corpus, checked against its own borders.
-
-    Raises ValueError if the borders do not fit the ids or the file is of another kind.
-    """
-    with np.load(path, allow_pickle=False) as arrays:
-        names = ("ids", "starts", "bytes", "paths")
-        missing = [name for name in names if f"{side.value}_{name}" not in arrays]
-        if missing:
-            raise ValueError(f"packed corpus {path}: has no {side.value} {', '.join(missing)}")
-        ids, starts, sizes, paths = (arrays[f"{side.value}_{name}"] for name in names)
-    is_whole = len(starts) == len(sizes) + 1 == len(paths) + 1 and starts[-1] == len(ids)
-    if not is_whole or (np.diff(starts, prepend=0) < 0).any():
-        raise ValueError(f"packed corpus {path}: {side.value} borders do not fit {len(ids)} ids")
-    return PackedSide(ids, starts, sizes, [str(path) for path in paths])
 
 
 def describe_pack(arrays: dict[str, NDArray[Any]]) -> list[str]:

@@ -22,7 +22,8 @@ from .positions import Positions
 from .rounding import round_weights
 
 INDEX_LOSS_WEIGHT = 1.0
-"""It has gradients of its own only: the weight sets no balance against the language loss."""
+"""It has gradients of its own only: what it takes from the language loss is a part of the common
+norm when gradients are clipped."""
 GRADIENT_NORM_MAX = 1.0
 SAMPLED_SHARE = 8
 """The indexers learn from one query in so many."""

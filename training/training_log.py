@@ -7,7 +7,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,23 @@ def read_log(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
+
+
+def drop_superseded(records: Iterable[Record]) -> list[Record]:
+    """Without the steps that a run had logged but lost, and took again when it went on.
+
+    State is saved less often than steps are logged.
+    """
+    kept = []
+    first_later: dict[tuple[str, str], int] = {}
+    for record in reversed(list(records)):
+        series = (record["part"], record["kind"])
+        if "step" in record:
+            if record["step"] >= first_later.get(series, record["step"] + 1):
+                continue
+            first_later[series] = record["step"]
+        kept.append(record)
+    return kept[::-1]
 
 
 def _shorten(record: Record) -> str:

@@ -53,12 +53,15 @@ def _run_in_one_tile(
 ) -> torch.Tensor:
     """The same where all rows share a tile: packing rows anew for each expert would save nothing.
 
-    A row that an expert is not for has the weight 0 there, and 0 is added to it.
+    A row that an expert is not for has the weight 0 there, and 0 is added to it. Not a product with
+    0, which infinity makes NaN: a row would see which experts the others go to.
     """
     (x_SE,), (weights_SX,) = tiles.spread(x_TE), tiles.spread(weights_TX)
     out_SE = torch.zeros_like(x_SE)
     for expert, *matrices in chosen:
-        out_SE += _run_expert(limit, x_SE, weights_SX[:, expert, None], *matrices)
+        weights_S1 = weights_SX[:, expert, None]
+        y_SE = _run_expert(limit, x_SE, weights_S1, *matrices)
+        out_SE += y_SE.masked_fill_(weights_S1 == 0, 0)
     return tiles.gather(out_SE.unsqueeze(0))
 
 

@@ -12,6 +12,8 @@ as a good one. A finite one above the largest finite float32 that the format has
 infinity, as in every rounding.
 """
 
+import functools
+
 import torch
 
 E4M3_MAX = 448.0
@@ -61,6 +63,22 @@ def divide_by_scales(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor
     return (groups / scales).masked_fill(scales.isnan(), 0.0)
 
 
+def scale_by_powers(
+    groups: torch.Tensor, *, amax_min: float, largest: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """groups [..., n, group], each divided by a power of two, and the powers' UE8M0 codes [..., n].
+
+    The least power that brings a group's amax, taken as `amax_min` at least, to `largest` or below.
+    """
+    scale_codes = encode_ue8m0(find_amax(groups, amax_min), largest)
+    return divide_by_scales(groups, decode_ue8m0(scale_codes)), scale_codes
+
+
+def multiply_by_powers(groups: torch.Tensor, scale_codes: torch.Tensor) -> torch.Tensor:
+    """[..., n x group] = groups [..., n, group] x the powers of uint8 UE8M0 codes [..., n]."""
+    return multiply_by_scales(groups, decode_ue8m0(scale_codes))
+
+
 def multiply_by_scales(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """[..., n x group] = groups [..., n, group] x scales [..., n], float32; NaN scales spread."""
     return (groups * scales.unsqueeze(-1)).flatten(-2)
@@ -73,6 +91,10 @@ def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
     """float32 values of uint8 codes. By table: the library's own conversion is 5 times slower."""
-    every_code = torch.arange(256, dtype=torch.uint8, device=codes.device)
-    table = every_code.view(torch.float8_e4m3fn).to(torch.float32)
-    return table.index_select(0, codes.flatten().int()).view(codes.shape)
+    return _e4m3_values(codes.device).index_select(0, codes.flatten().int()).view(codes.shape)
+
+
+@functools.cache
+def _e4m3_values(device: torch.device) -> torch.Tensor:
+    every_code = torch.arange(256, dtype=torch.uint8, device=device)
+    return every_code.view(torch.float8_e4m3fn).to(torch.float32)

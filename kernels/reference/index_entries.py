@@ -45,10 +45,9 @@ def round_index_entries(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _encode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = fp8.split_groups(x, GROUP_CHANNELS)
-    scale_codes = fp8.encode_ue8m0(fp8.find_amax(groups, AMAX_MIN), fp4.E2M1_MAX)
-    scaled = fp8.divide_by_scales(groups, fp8.decode_ue8m0(scale_codes))
+    scaled, scale_codes = fp8.scale_by_powers(groups, amax_min=AMAX_MIN, largest=fp4.E2M1_MAX)
     return fp4.encode_e2m1(scaled), scale_codes
 
 
 def _decode(packed: torch.Tensor, scale_codes: torch.Tensor) -> torch.Tensor:
-    return fp8.multiply_by_scales(fp4.decode_e2m1(packed), fp8.decode_ue8m0(scale_codes))
+    return fp8.multiply_by_powers(fp4.decode_e2m1(packed), scale_codes)

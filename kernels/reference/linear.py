@@ -7,8 +7,6 @@ from .tiles import TILE_ROWS, RowTiles
 
 def linear(x_TK: torch.Tensor, weight_NK: torch.Tensor, tiles: RowTiles) -> torch.Tensor:
     """[T, N] = x W^T, in the type of both; a row's bits do not depend on the other rows."""
-    if tiles.rows == 0:
-        return x_TK.new_empty(0, len(weight_NK))
     spread = tiles.spread(x_TK)
     weight_KN = weight_NK.T
     out = x_TK.new_empty(tiles.count, TILE_ROWS, len(weight_NK))

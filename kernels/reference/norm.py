@@ -2,15 +2,22 @@
 
 import torch
 
-_CHANNELS_LIMIT = 32_768
-"""From here on one row alone would be summed by several threads, in another order than many."""
+_PIECE_CHANNELS = 16_384
+"""Longer rows are summed in pieces: from 32,768 numbers on one row alone would be shared by several
+threads, in another order than the same row among many."""
 
 
 def mean_square(x: torch.Tensor) -> torch.Tensor:
-    """Mean of the squares over the last dimension (below 32,768), which stays with size 1."""
-    assert x.shape[-1] < _CHANNELS_LIMIT, f"{x.shape[-1]} channels, expected fewer than 32,768"
+    """Mean of the squares over the last dimension, which stays with size 1."""
     # The order of a sum follows from the strides; squaring keeps those of its input.
-    return x.contiguous().square().mean(-1, keepdim=True)
+    squares = x.contiguous().square()
+    channels = squares.shape[-1]
+    if channels <= _PIECE_CHANNELS:
+        return squares.mean(-1, keepdim=True)
+    first, *others = [piece.sum(-1, keepdim=True) for piece in squares.split(_PIECE_CHANNELS, -1)]
+    for other in others:
+        first = first + other
+    return first / channels
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

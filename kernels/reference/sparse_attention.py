@@ -37,14 +37,16 @@ def sparse_attention(
     bits do not depend on other queries, nor on its position, so `tiles` is for back ends that
     compute several queries together; not needed here.
     """
-    rows_TWD = torch.cat([window_rows_ND, window_rows_ND.new_zeros(1, window_rows_ND.shape[1])])
+    assert (entries is None) == (selected_TS is None), "entries and those chosen come together"
+    # Behind the rows one of zeros: what -1 finds.
+    padded_ND = torch.cat([window_rows_ND, window_rows_ND.new_zeros(1, window_rows_ND.shape[1])])
     listed = window_index_TW.shape[1] + (0 if selected_TS is None else selected_TS.shape[1])
     step = max(1, PIECE_VALUES // max(1, listed * q_THD.shape[2]))
     o_THD = q_THD.new_zeros(q_THD.shape)
     for first in range(0, len(q_THD) if listed else 0, step):
         some = slice(first, first + step)
         index_TK = window_index_TW[some]
-        keys_TKD = rows_TWD[index_TK]
+        keys_TKD = padded_ND[index_TK]
         if entries is not None and selected_TS is not None:
             keys_TKD = torch.cat([keys_TKD, _unpack(entries, selected_TS[some], q_THD.dtype)], 1)
             index_TK = torch.cat([index_TK, selected_TS[some]], 1)

@@ -40,7 +40,7 @@ def dequantise_fp8_blocks(
     rows, columns = data_NK.shape
     _require_scales(data_NK, scales, (-(-rows // BLOCK), -(-columns // BLOCK)))
     groups = _split_blocks(data_NK.view(torch.uint8))
-    values = fp8.multiply_by_scales(fp8.decode_e4m3(groups), fp8.decode_ue8m0(_bytes(scales)))
+    values = fp8.multiply_by_powers(fp8.decode_e4m3(groups), _bytes(scales))
     return _join_blocks(values.unflatten(-1, (-1, BLOCK * BLOCK)), data_NK.shape).to(dtype)
 
 
@@ -61,9 +61,7 @@ def dequantise_fp8_rows(
     _require_types(data, torch.float8_e4m3fn, scales)
     _require_scales(data, scales, (*data.shape[:-1], data.shape[-1] // BLOCK))
     groups = _bytes(data).unflatten(-1, (-1, BLOCK))
-    return fp8.multiply_by_scales(fp8.decode_e4m3(groups), fp8.decode_ue8m0(_bytes(scales))).to(
-        dtype
-    )
+    return fp8.multiply_by_powers(fp8.decode_e4m3(groups), _bytes(scales)).to(dtype)
 
 
 def quantise_fp4_rows(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,8 +71,8 @@ def quantise_fp4_rows(w_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     _require_matrix(w_NK, column_multiple=BLOCK)
     groups = w_NK.detach().float().unflatten(-1, (-1, BLOCK))
-    scale_codes = fp8.encode_ue8m0(fp8.find_amax(groups, AMAX_MIN_FP4), fp4.E2M1_MAX)
-    packed = fp4.encode_e2m1(fp8.divide_by_scales(groups, fp8.decode_ue8m0(scale_codes)))
+    scaled, scale_codes = fp8.scale_by_powers(groups, amax_min=AMAX_MIN_FP4, largest=fp4.E2M1_MAX)
+    packed = fp4.encode_e2m1(scaled)
     return packed.flatten(-2).view(torch.int8), scale_codes.view(torch.float8_e8m0fnu)
 
 
@@ -85,14 +83,11 @@ def dequantise_fp4_rows(
     _require_types(data, torch.int8, scales)
     _require_scales(data, scales, (*data.shape[:-1], data.shape[-1] * 2 // BLOCK))
     packed = _bytes(data).unflatten(-1, (-1, BLOCK // 2))
-    return fp8.multiply_by_scales(fp4.decode_e2m1(packed), fp8.decode_ue8m0(_bytes(scales))).to(
-        dtype
-    )
+    return fp8.multiply_by_powers(fp4.decode_e2m1(packed), _bytes(scales)).to(dtype)
 
 
 def _encode_fp8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scale_codes = fp8.encode_ue8m0(fp8.find_amax(groups, AMAX_MIN_FP8), fp8.E4M3_MAX)
-    scaled = fp8.divide_by_scales(groups, fp8.decode_ue8m0(scale_codes))
+    scaled, scale_codes = fp8.scale_by_powers(groups, amax_min=AMAX_MIN_FP8, largest=fp8.E4M3_MAX)
     codes = fp8.encode_e4m3(scaled).view(torch.float8_e4m3fn)
     return codes, scale_codes.view(torch.float8_e8m0fnu)
 

@@ -3,8 +3,8 @@
     row of D channels: [ E4M3 code of each channel: D | UE8M0 code of each group: D / 32 ]
 
 The scale is the least power of two that brings the group's largest magnitude, taken as 1e-4 at
-least, to 448 or below; codes are rounded to nearest even. A group with
-infinity or NaN reads back as NaN (see `fp8`).
+least, to 448 or below; codes are rounded to nearest even. A group with infinity or NaN reads back
+as NaN (see `fp8`).
 """
 
 import torch
@@ -40,10 +40,9 @@ def round_window_rows(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _encode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = fp8.split_groups(x, GROUP_CHANNELS)
-    scale_codes = fp8.encode_ue8m0(fp8.find_amax(groups, AMAX_MIN), fp8.E4M3_MAX)
-    scaled = fp8.divide_by_scales(groups, fp8.decode_ue8m0(scale_codes))
+    scaled, scale_codes = fp8.scale_by_powers(groups, amax_min=AMAX_MIN, largest=fp8.E4M3_MAX)
     return fp8.encode_e4m3(scaled), scale_codes
 
 
 def _decode(codes: torch.Tensor, scale_codes: torch.Tensor) -> torch.Tensor:
-    return fp8.multiply_by_scales(fp8.decode_e4m3(codes), fp8.decode_ue8m0(scale_codes))
+    return fp8.multiply_by_powers(fp8.decode_e4m3(codes), scale_codes)

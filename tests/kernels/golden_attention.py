@@ -6,13 +6,9 @@ can be called with them. `golden/write_attention.py` keeps a part of them in the
 
 import json
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
-
-from tests.golden_folder import golden_folder
 
 Arrays = dict[str, np.ndarray]
 SEQUENCE = "n33"
@@ -115,17 +111,3 @@ CUTS: dict[str, Callable[[Path], Arrays]] = {
     "listed_attention": cut_listed_attention,
     "layer_attention": cut_layer_attention,
 }
-SOURCES = ("kept", "folder")
-"""Where vectors come from: the part in the project, or all of the folder."""
-
-
-@cache
-def golden_vectors(name: str, source: str) -> dict[str, torch.Tensor]:
-    """The arrays of one of `CUTS`; without the folder a test that asks for it is skipped."""
-    if source == "folder":
-        arrays = CUTS[name](golden_folder())
-    else:
-        with np.load(Path(__file__).parent / "golden" / f"{name}.npz") as file:
-            arrays = {key: file[key] for key in file.files}
-    # A copy, because torch wants memory that may be written.
-    return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}

@@ -1,9 +1,10 @@
 """That the bits of a row do not depend on the rows beside it, nor on the number of threads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from kernels.reference.tiles import TILE_ROWS, RowTiles, plan_tiles
 
@@ -29,6 +30,42 @@ def check_row_invariance(compute: Callable[[torch.Tensor], Outputs], rows: int) 
                     assert torch.equal(joined, whole), f"chunks of {size}, {threads} threads"
             for whole, mixed in zip(expected, _bits(compute(twice)), strict=True):
                 assert torch.equal(mixed, whole[twice]), f"mixed rows, {threads} threads"
+
+
+class RecordedProducts(TorchFunctionMode):
+    """Keeps the left-hand side of each matrix product."""
+
+    PRODUCTS = ("mm", "bmm", "matmul", "__matmul__", "linear")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[torch.Tensor, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if func.__name__ in self.PRODUCTS:
+            self.left.append(args[0].clone())
+        return func(*args, **(kwargs or {}))
+
+
+def check_products_of_tiles(compute: Callable[[], object], x_TK: torch.Tensor, first: int) -> None:
+    """Each product has the rows of one tile; row t of x, at position `first` + t, is at its place.
+
+    With `MKL_CBWR` products happen to have these bits in any shape, so bits do not show this.
+    """
+    with RecordedProducts() as products:
+        compute()
+    assert {len(left) for left in products.left} == {TILE_ROWS}
+    taken = [left for left in products.left if left.shape[1] == x_TK.shape[1]]
+    for row, x_K in enumerate(x_TK):
+        places = [(left == x_K).all(-1).nonzero().flatten().tolist() for left in taken]
+        found = {place for listed in places for place in listed}
+        assert found == {(first + row) % TILE_ROWS}, row
 
 
 def tiles_of(rows: torch.Tensor, first: int = 3) -> RowTiles:

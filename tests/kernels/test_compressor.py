@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.reference.compressor import compress_groups
-from tests.kernels.golden_attention import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 
 
 def groups_of(*shape: int, seed: int = 0, spread: float = 3) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from kernels.reference.engram import gate_engram, read_table_rows
 from kernels.reference.weight_formats import quantise_fp8_rows
-from tests.kernels.golden_rows import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.row_invariance import check_row_invariance, normal
 
 EPS = 1e-20

@@ -5,8 +5,13 @@ import torch
 
 from kernels.reference.experts import run_experts, swiglu
 from kernels.reference.tiles import TILE_ROWS
-from tests.kernels.golden_rows import golden_vectors
-from tests.kernels.row_invariance import check_row_invariance, normal, tiles_of
+from tests.kernels.golden_vectors import golden_vectors
+from tests.kernels.row_invariance import (
+    check_products_of_tiles,
+    check_row_invariance,
+    normal,
+    tiles_of,
+)
 
 ROWS, EXPERTS, HIDDEN, INNER, LIMIT = 27, 5, 24, 20, 1.5
 
@@ -91,6 +96,14 @@ def test_bits_of_a_row_do_not_depend_on_the_others(k: int) -> None:
     check_row_invariance(run, ROWS)
 
 
+@pytest.mark.parametrize("rows", [1, TILE_ROWS, ROWS])
+def test_products_are_those_of_tiles(rows: int) -> None:
+    x, (experts, weights) = normal(rows, HIDDEN), choices(2)
+    arguments = x, experts[:rows], weights[:rows], *expert_weights(), LIMIT
+    tiles = tiles_of(torch.arange(rows), 3)
+    check_products_of_tiles(lambda: run_experts(*arguments, tiles), x, 3)
+
+
 def test_experts_that_no_row_goes_to_are_not_read() -> None:
     matrices = expert_weights()
     for matrix in matrices:
@@ -99,6 +112,17 @@ def test_experts_that_no_row_goes_to_are_not_read() -> None:
     weights = torch.ones(ROWS, 2)
     y = run_experts(x, experts, weights, *matrices, LIMIT, tiles_of(torch.arange(ROWS)))
     assert y.isfinite().all()
+
+
+def test_infinity_in_an_expert_is_seen_by_those_rows_only_that_go_to_it() -> None:
+    matrices = expert_weights()
+    matrices[2][3] = float("inf")
+    x, experts = normal(TILE_ROWS, HIDDEN), torch.tensor([[1, 4]]).repeat(TILE_ROWS, 1)
+    experts[5, 0] = 3
+    weights, tiles = torch.ones(TILE_ROWS, 2), tiles_of(torch.arange(TILE_ROWS))
+    assert tiles.count == 1
+    y = run_experts(x, experts, weights, *matrices, LIMIT, tiles)
+    assert torch.equal(y.isfinite().all(-1), torch.arange(TILE_ROWS) != 5)
 
 
 def test_no_rows_give_no_rows() -> None:

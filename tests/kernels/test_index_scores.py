@@ -14,7 +14,8 @@ from kernels.reference.index_entries import (
 from kernels.reference.index_scores import IndexKeys, score_candidates, score_entries
 from kernels.reference.selection import select_topk
 from kernels.reference.tiles import plan_tiles
-from tests.kernels.golden_attention import SOURCES, TOPK, golden_vectors
+from tests.kernels.golden_attention import TOPK
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.paged_pool import RecordedRows, put_keys
 
 MINUS_INFINITY = float("-inf")
@@ -100,6 +101,31 @@ def test_score_of_one_head_is_exact() -> None:
     assert torch.equal(scores_TG[is_visible].double(), exact_TG[is_visible])
     assert (scores_TG[~is_visible] == MINUS_INFINITY).all()
     assert (~is_visible).any()
+
+
+@pytest.mark.parametrize(("heads", "channels"), [(5, 128), (32, 128)])
+def test_score_has_the_bits_of_the_order_that_is_written_out(heads: int, channels: int) -> None:
+    case = Case(9, heads, channels, 40)
+    # Groups of sizes so unlike that sums of three are rounded, and another order rounds otherwise.
+    sizes_J = torch.tensor([1.0, 2.0**12, 2.0**-12, 2.0**6]).repeat_interleave(32)
+    case.q_TIJ = round_index_entries(case.q_TIJ * sizes_J)
+    keys_GJ = dequantise_index_entries(*case.packed).double()
+    q_groups = case.q_TIJ.double().view(9, heads, -1, 32).unbind(-2)
+    key_groups = keys_GJ.view(40, -1, 32).unbind(-2)
+    # In 64 bits the product of one group is exact, and so few bits are a float32 number.
+    dots_TIG = torch.zeros(9, heads, 40)
+    for q_group, key_group in zip(q_groups, key_groups, strict=True):
+        dots_TIG += (q_group @ key_group.mT).float()
+    parts = list((dots_TIG.relu() * case.weights_TI[..., None]).unbind(1))
+    while len(parts) > 1:
+        half = (len(parts) + 1) // 2
+        pairs = zip(parts, parts[half:], strict=False)
+        parts = [first + second for first, second in pairs] + parts[len(parts) - half : half]
+    scores_TG = case.score()
+    is_visible = torch.arange(40) < case.visible_T[:, None]
+    assert torch.equal(scores_TG[is_visible], parts[0][is_visible])
+    whole_TIG = (case.q_TIJ.double() @ keys_GJ.T).float()
+    assert not torch.equal(whole_TIG, dots_TIG), "with no rounding, no order would be seen"
 
 
 @pytest.mark.parametrize(("heads", "channels"), [(1, 32), (3, 32), (16, 64), (32, 128)])

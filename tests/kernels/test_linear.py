@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from kernels.reference.linear import linear
-from tests.kernels.row_invariance import check_row_invariance, normal, tiles_of
+from tests.kernels.row_invariance import (
+    check_products_of_tiles,
+    check_row_invariance,
+    normal,
+    tiles_of,
+)
 
 SHAPES = [(1, 1), (3, 5), (31, 33), (64, 256), (257, 40), (512, 100)]
 
@@ -24,6 +29,12 @@ def test_product_is_that_of_float64(inputs: int, outputs: int, rows: int) -> Non
 def test_bits_of_a_row_do_not_depend_on_the_others(inputs: int, outputs: int) -> None:
     x, weight = normal(21, inputs), normal(outputs, inputs, seed=1)
     check_row_invariance(lambda rows: linear(x[rows], weight, tiles_of(rows)), 21)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 21])
+def test_products_are_those_of_tiles(rows: int) -> None:
+    x, weight, tiles = normal(rows, 16), normal(5, 16, seed=1), tiles_of(torch.arange(rows), 3)
+    check_products_of_tiles(lambda: linear(x, weight, tiles), x, 3)
 
 
 def test_bits_of_a_row_do_not_depend_on_what_the_others_hold() -> None:

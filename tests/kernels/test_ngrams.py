@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.reference.ngrams import _is_prime, hash_ngrams, ngram_multipliers, plan_tables
-from tests.kernels.golden_rows import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.row_invariance import check_row_invariance
 
 RELEASED_LAYERS, RELEASED_VOCABULARY = (1, 14), 99_092

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.reference.rope import Yarn, apply_rope, rope_frequencies, rope_tables
-from tests.kernels.golden_rows import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.row_invariance import check_row_invariance, normal
 
 Case = tuple[int, float, Yarn | None]
@@ -71,10 +71,11 @@ def test_rotation_is_the_golden_one(source: str) -> None:
     assert torch.equal(turned[..., :-16], golden["apply_x"][..., :-16])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_frequencies_are_those_of_the_formula(case: str) -> None:
-    expected = torch.tensor(exact_frequencies(*CASES[case]), dtype=torch.float64)
-    assert torch.allclose(rope_frequencies(*CASES[case]).double(), expected, rtol=1e-6, atol=0)
+@pytest.mark.parametrize("case", [*CASES.values(), (16, 10_000.0, yarn_from(2**18))])
+def test_frequencies_are_those_of_the_formula(case: Case) -> None:
+    # In the last case the ramp ends behind the last pair.
+    expected = torch.tensor(exact_frequencies(*case), dtype=torch.float64)
+    assert torch.allclose(rope_frequencies(*case).double(), expected, rtol=1e-6, atol=0)
 
 
 def test_yarn_without_a_ramp_is_a_step() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.reference.route import route_tokens
-from tests.kernels.golden_rows import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.row_invariance import check_row_invariance, normal
 
 CASES = {"gate384": 1.5, "gate9": 2.0, "gate_top1": 1.5}
@@ -83,6 +83,13 @@ def test_lowest_numbers_are_chosen_among_equals(experts: int) -> None:
     logits[:, experts - 1] = 1
     chosen, _ = route_tokens(logits, torch.zeros(experts), torch.zeros(experts), None, 3, 1.0)
     assert chosen.tolist() == [[0, 1, experts - 1]] * 5
+
+
+def test_weights_are_zero_when_no_expert_has_a_score() -> None:
+    _, weights = route_tokens(
+        torch.full((1, 4), -1e4), torch.zeros(4), torch.zeros(4), None, 2, 1.5
+    )
+    assert weights.tolist() == [[0.0, 0.0]]
 
 
 def test_one_expert_keeps_its_score_as_weight() -> None:

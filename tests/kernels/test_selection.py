@@ -14,7 +14,7 @@ from kernels.reference.selection import (
     select_topk,
     topk_of_candidates,
 )
-from tests.kernels.golden_attention import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 
 MINUS_INFINITY = float("-inf")
 # Few values, so that rows have many ties; the last two are equal once they are capped.

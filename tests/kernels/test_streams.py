@@ -10,7 +10,7 @@ from kernels.reference.streams import (
     project_streams,
     write_back_streams,
 )
-from tests.kernels.golden_rows import SOURCES, golden_vectors
+from tests.kernels.golden_vectors import SOURCES, golden_vectors
 from tests.kernels.row_invariance import check_row_invariance, normal, tiles_of
 
 EPS = 1e-6

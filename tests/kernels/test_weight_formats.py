@@ -205,9 +205,10 @@ def test_columns_that_fill_no_group_are_refused(name: str) -> None:
         FORMATS[name].quantise(torch.zeros(4, 40))
 
 
-def test_weights_of_other_types_are_refused(stored_as: Format) -> None:
-    with pytest.raises(TypeError, match=r"given torch\.int8, expected float32"):
-        stored_as.quantise(torch.zeros(32, 32, dtype=torch.int8))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64])
+def test_weights_of_other_types_are_refused(stored_as: Format, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"given {dtype}, expected float32"):
+        stored_as.quantise(torch.zeros(32, 32, dtype=dtype))
 
 
 def test_scales_of_another_shape_or_type_are_refused(stored_as: Format) -> None:

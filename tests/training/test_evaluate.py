@@ -37,12 +37,19 @@ def tokenizer(corpus: Corpus) -> Tokenizer:
 def test_baselines_are_judged_on_the_same_bytes(corpus: Corpus, tokenizer: Tokenizer) -> None:
     told: list[str] = []
     report = evaluate(
-        corpus, tokenizer, model_folder=None, files=2, tokens_max=100, progress=told.append
+        corpus,
+        tokenizer,
+        model_folder=None,
+        files=2,
+        tokens_max=100,
+        drafts=3,
+        progress=told.append,
     )
     assert [score.model for score in report.scores] == ["3-gram, tokens", "3-gram, bytes"]
     assert (len(report.files), report.judged_tokens) == (2, 200)
     assert report.corpus_sha256 == corpus.sha256
     assert told == ["counting 3-grams"]
+    assert report.drafts is None
     for score in report.scores:
         assert len(score.file_bits) == 2
         assert score.bits_per_byte * report.judged_bytes == pytest.approx(sum(score.file_bits))
@@ -86,13 +93,32 @@ def test_model_of_a_folder_is_judged_beside_the_baselines(
 ) -> None:
     told: list[str] = []
     report = evaluate(
-        corpus, tokenizer, model_folder=folder, files=2, tokens_max=60, progress=told.append
+        corpus,
+        tokenizer,
+        model_folder=folder,
+        files=2,
+        tokens_max=60,
+        drafts=3,
+        progress=told.append,
     )
     model, *baselines = report.scores
     assert model.bits_per_token == pytest.approx(math.log2(VOCABULARY))
     assert model.model == "v41-silent"
     assert all(score.bits_per_byte < model.bits_per_byte for score in baselines)
     assert told[:2] == ["v41-silent: 1 of 2 files", "v41-silent: 2 of 2 files"]
+    assert report.drafts is not None
+    assert (report.drafts.drafts, report.drafts.guesses[0].reached) == (6, 6)
+    assert format_table(report).splitlines()[-6].split()[:2] == ["guess", "reached"]
+
+
+def test_drafts_are_left_out_when_none_are_asked_for(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path
+) -> None:
+    report = evaluate(
+        corpus, tokenizer, model_folder=folder, files=1, tokens_max=20, drafts=0, progress=print
+    )
+    assert report.drafts is None
+    assert "guess" not in format_table(report)
 
 
 def run_program(*options: str) -> subprocess.CompletedProcess[str]:
@@ -108,12 +134,14 @@ def run_program(*options: str) -> subprocess.CompletedProcess[str]:
 
 def test_program_judges_a_folder(corpus: Corpus, folder: Path, tmp_path: Path) -> None:
     library = str(make_library(tmp_path))
-    sizes = ("--files", "1", "--tokens-max", "30", "--json")
+    sizes = ("--files", "1", "--tokens-max", "30", "--drafts", "2", "--json")
     answer = run_program("--model", str(folder), "--library", library, *sizes)
     assert answer.returncode == 0, answer.stderr
     report = json.loads(answer.stdout)
     assert report["corpus_sha256"] == corpus.sha256
     assert report["scores"][0]["bits_per_token"] == pytest.approx(math.log2(VOCABULARY))
+    assert report["drafts"]["drafts"] == 2
+    assert [guess["guess"] for guess in report["drafts"]["guesses"]] == [1, 2, 3, 4, 5]
     assert "v41-silent: 1 of 1 files" in answer.stderr
 
 
@@ -124,9 +152,40 @@ def test_program_names_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--tokens-max", "-1"), "given -1, expected 0 or more"),
+        (("--files", "0"), "given 0, expected 1 or more"),
+        ((), "texts to train on"),
+    ],
+    ids=["tokens below zero", "no files", "too few texts"],
+)
+def test_program_says_what_it_cannot_do(
+    options: tuple[str, ...], complaint: str, tmp_path: Path
+) -> None:
+    answer = run_program(*options, "--library", str(make_library(tmp_path, training=1)))
+    assert answer.returncode == 2
+    assert complaint in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_library_without_held_out_files_is_refused(corpus: Corpus, tokenizer: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="no file of the held-out side"):
+        evaluate(
+            replace(corpus, held_out=()),
+            tokenizer,
+            model_folder=None,
+            files=1,
+            tokens_max=9,
+            drafts=0,
+            progress=print,
+        )
+
+
 def test_report_is_printed_as_a_table_and_as_json(corpus: Corpus, tokenizer: Tokenizer) -> None:
     report = evaluate(
-        corpus, tokenizer, model_folder=None, files=9, tokens_max=None, progress=print
+        corpus, tokenizer, model_folder=None, files=9, tokens_max=None, drafts=0, progress=print
     )
     size = sum(len(document.data) for document in corpus.held_out)
     heading, columns, *lines = format_table(report).splitlines()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import training.model_bits
 from engine.models.deepseek_v41.config import DeepseekV41Config
+from engine.models.deepseek_v41.load import LoadedModel
 from engine.models.deepseek_v41.random_weights import random_weights
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.weights import ModelWeights
@@ -33,8 +34,8 @@ def weights(config: DeepseekV41Config) -> ModelWeights:
 def scorer(
     config: DeepseekV41Config, weights: ModelWeights, *, tokens_max: int = 300
 ) -> DocumentScorer:
-    ids_V = torch.arange(config.vocabulary)
-    return DocumentScorer(config, weights, ids_V, tokens_max=tokens_max)
+    loaded = LoadedModel(config, weights, torch.arange(config.vocabulary))
+    return DocumentScorer(loaded, tokens_max=tokens_max)
 
 
 def document(tokens: int, seed: int = 0) -> NDArray[np.int64]:
@@ -47,7 +48,7 @@ def test_model_that_says_nothing_needs_the_logarithm_of_its_vocabulary(
     config: DeepseekV41Config, weights: ModelWeights
 ) -> None:
     silent = replace(weights, head=torch.zeros_like(weights.head))
-    bits = scorer(config, silent).bits(document(150))
+    bits = scorer(config, silent).read(document(150)).bits
     assert bits == pytest.approx(150 * math.log2(config.vocabulary))
 
 
@@ -61,25 +62,38 @@ def test_bits_are_those_of_each_token_after_all_before_it(
     for token_id, following in pairwise(ids.tolist()):
         (logits_V,) = bench.run(state, [token_id])
         bits -= math.log2(torch.softmax(logits_V.double(), dim=0)[following])
-    assert scorer(config, weights).bits(ids) == pytest.approx(bits)
-    assert scorer(config, weights).bits(ids[::-1].copy()) != pytest.approx(bits, rel=1e-3)
+    assert scorer(config, weights).read(ids).bits == pytest.approx(bits)
+    assert scorer(config, weights).read(ids[::-1].copy()).bits != pytest.approx(bits, rel=1e-3)
 
 
 def test_bits_do_not_depend_on_the_chunks_or_on_earlier_documents(
     config: DeepseekV41Config, weights: ModelWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = scorer(config, weights)
-    used.bits(document(290, seed=1))
-    expected = scorer(config, weights).bits(document(260))
+    used.read(document(290, seed=1))
+    expected = scorer(config, weights).read(document(260)).bits
     for chunk_tokens in (512, 129, 64):
         monkeypatch.setattr(training.model_bits, "CHUNK_TOKENS", chunk_tokens)
-        assert used.bits(document(260)) == pytest.approx(expected, abs=1e-9)
+        read = used.read(document(260), drafts=3)
+        assert read.bits == pytest.approx(expected, abs=1e-9)
+        assert len(read.drafts) == 3
 
 
 def test_document_longer_than_the_room_is_refused(
     config: DeepseekV41Config, weights: ModelWeights
 ) -> None:
     small = scorer(config, weights, tokens_max=100)
-    assert small.bits(document(100)) > 0
+    assert small.read(document(100)).bits > 0
     with pytest.raises(ValueError, match="given 101 tokens, expected at most 100"):
-        small.bits(document(101))
+        small.read(document(101))
+
+
+def test_drafts_stay_within_the_models_positions(
+    config: DeepseekV41Config, weights: ModelWeights
+) -> None:
+    short = replace(config, positions_max=20)
+    read = scorer(short, weights).read(document(20), drafts=100)
+    # After 1 to 15 tokens: a draft has five positions of its own.
+    assert len(read.drafts) == 15
+    with pytest.raises(ValueError, match="given 21 tokens, expected at most 20"):
+        scorer(short, weights).read(document(21))

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from tests.training.small_library import make_library
+from training.batches import read_streams
 from training.corpus import Corpus, Side, read_corpus
-from training.pack import describe_pack, read_packed_side, write_pack
+from training.pack import describe_pack, write_pack
+from training.packed_corpus import read_packed_side
 from training.tokenizer import read_token_bytes, tokenizer_text, train_tokenizer
 
 
@@ -96,3 +99,23 @@ def test_program_writes_the_pack_and_its_tokenizer(
     assert (tmp_path / "made" / "tokenizer.json").read_text("utf-8") == tokenizer_text(tokenizer)
     packed = read_packed_side(tmp_path / "made" / "corpus.npz", Side.HELD_OUT)
     assert packed.paths == [document.path for document in corpus.held_out]
+
+
+def test_streams_of_training_are_the_sides_of_the_pack(
+    corpus: Corpus, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "corpus.npz"
+    arrays = write_pack(corpus, tokenizer, file)
+    training, held_out = read_streams(file, torch.device("cpu"))
+    for stream, side, documents in (
+        (training, "training", corpus.training),
+        (held_out, "held_out", corpus.held_out),
+    ):
+        assert stream.ids.tolist() == arrays[f"{side}_ids"].tolist()
+        assert stream.text_bytes == sum(len(document.data) for document in documents)
+    assert held_out.bits_per_byte(np.log(2)) == len(held_out.ids) / held_out.text_bytes
+    last = torch.tensor([len(training.ids) - 9])
+    assert training.windows(last, 9).tolist() == [training.ids[-9:].tolist()]
+    spread = held_out.spread(3, 9)
+    assert spread[0].tolist() == held_out.ids[:9].tolist()
+    assert spread[2].tolist() == held_out.ids[-9:].tolist()

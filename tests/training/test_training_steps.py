@@ -28,8 +28,8 @@ from training.parameters import (
 )
 from training.rounding import round_weights
 from training.steps import DraftStep, TargetStep
-from training.train import Settings, Training
 from training.training_log import read_log
+from training.training_run import Settings, Training
 
 from .nano_training import Nano, nano, random_ids
 
@@ -89,6 +89,7 @@ def start_run(
     out: Path,
     *,
     steps: int,
+    target_minutes: float = 60,
     draft_minutes: float = 60,
     validate_every_s: float = 1e9,
     ticks: int = 10**9,
@@ -100,15 +101,16 @@ def start_run(
         seed=1,
         batch=BATCH,
         tokens=TOKENS,
-        target_minutes=60,
+        target_minutes=target_minutes,
         draft_minutes=draft_minutes,
         steps=steps,
         log_every=2,
         validate_every_s=validate_every_s,
         validation_windows=2,
         captures=False,
-        dropout=0.0,
+        dropout=0.1,
     )
+    torch.manual_seed(3)
     generator = torch.Generator().manual_seed(2)
     parameters = initialise(model.config, generator)
     for parameter in parameters.values():
@@ -144,7 +146,7 @@ def test_run_goes_on_where_it_stopped(model: Nano, trained: Path) -> None:
 def test_run_that_was_broken_off_ends_as_one_that_was_not(model: Nano, tmp_path: Path) -> None:
     start_run(model, tmp_path / "whole", steps=4, draft_minutes=0).run()
     broken = start_run(
-        model, tmp_path / "broken", steps=4, draft_minutes=0, validate_every_s=0, ticks=2
+        model, tmp_path / "broken", steps=4, draft_minutes=0, validate_every_s=0, ticks=3
     )
     with pytest.raises(StopIteration):
         broken.run()
@@ -157,6 +159,28 @@ def test_run_that_was_broken_off_ends_as_one_that_was_not(model: Nano, tmp_path:
     assert [state["progress"]["target"]["step"] for state in states] == [4, 4]
     for name, parameter in states[0]["parameters"].items():
         assert torch.equal(parameter, states[1]["parameters"][name]), name
+
+
+def test_rate_rises_from_the_second_step_on(model: Nano, tmp_path: Path) -> None:
+    # The rate hangs on the clock, which was read at log records only: up to the first one the rate
+    # was 0 and the steps were for nothing.
+    start_run(model, tmp_path, steps=0, target_minutes=0.05, draft_minutes=0).run()
+    steps = [r for r in read_log(tmp_path / "log.jsonl") if r["kind"] == "step"]
+    assert steps[0]["step"] == 2
+    assert steps[0]["rate"] > 0
+
+
+def test_part_that_was_broken_off_is_left_when_the_other_one_goes_on(
+    model: Nano, tmp_path: Path
+) -> None:
+    broken = start_run(model, tmp_path, steps=4, draft_minutes=0, validate_every_s=0, ticks=3)
+    with pytest.raises(StopIteration):
+        broken.run()
+    again = start_run(model, tmp_path, steps=2, target_minutes=0)
+    again.resume()
+    again.run()
+    progress = torch.load(tmp_path / "state.pt", weights_only=True)["progress"]
+    assert (progress["target"]["step"], progress["draft"]["step"]) == (2, 2)
 
 
 def test_exported_folder_is_the_trained_model(model: Nano, trained: Path, tmp_path: Path) -> None:
@@ -177,7 +201,7 @@ def test_exported_folder_is_the_trained_model(model: Nano, trained: Path, tmp_pa
 
 def test_curve_has_a_panel_for_everything_that_was_logged(trained: Path) -> None:
     panels = plan_panels(read_log(trained / "log.jsonl"))
-    assert len(panels) == 3
+    assert len(panels) == 4
     assert draw(panels).count("<polyline") == 5
 
 

@@ -12,7 +12,7 @@ from kernels.operations import Operations
 
 from .block_cache import BlockCache
 from .config import DeepseekV41Config, LayerRole
-from .rows import Rope, RowBatch, Span
+from .rows import Rope, RowBatch, Span, WindowView
 from .selection import EntrySelector, Selection
 from .weights import AttentionWeights
 
@@ -34,7 +34,10 @@ class Attention:
         rows: RowBatch,
         selection: Selection,
     ) -> torch.Tensor:
-        """Output [T, E] for the normed input; writes the rows into the window rings."""
+        """Output [T, E] for the normed input; writes the rows into the window rings.
+
+        `rows` know their windows in this layer's half.
+        """
         rope = rows.compress_rope if role.ratio else rows.rope
         query_latent_TQ = query_latents(self.config, self.operations, weights, x_TE, rows)
         q_THD = queries(self.config, self.operations, weights, query_latent_TQ, rows, rope)
@@ -43,8 +46,8 @@ class Attention:
             self.selector.choose(role, weights.indexer, query_latent_TQ, x_TE, rows, selection)
         chosen = selection.topk if role.ratio else [None] * len(rows.spans)
         parts = [
-            self._attend(role, weights, q_THD[span.rows], window_TB[span.rows], span, topk_TS)
-            for span, topk_TS in zip(rows.spans, chosen, strict=True)
+            self._attend(role, weights, q_THD[span.rows], window_TB[span.rows], span, view, topk_TS)
+            for span, view, topk_TS in zip(rows.spans, rows.windows, chosen, strict=True)
         ]
         return project_output(self.config, self.operations, weights, torch.cat(parts), rows, rope)
 
@@ -55,13 +58,11 @@ class Attention:
         q_THD: torch.Tensor,
         window_TB: torch.Tensor,
         span: Span,
+        view: WindowView,
         topk_TS: torch.Tensor | None,
     ) -> torch.Tensor:
-        state = span.state
-        start = state.decoder_window_start if role.is_decoder else state.encoder_window_start
-        base = min(max(start, span.first - self.config.window + 1), span.first)
-        before = state.read_window_rows(role.index, base, span.first)
-        state.write_window_rows(role.index, span.first, window_TB)
+        before = span.state.read_window_rows(role.index, view.base, span.first)
+        span.state.write_window_rows(role.index, span.first, window_TB)
         window_ND = self.operations.dequantise_window_rows(
             torch.cat((before, window_TB)), torch.float32
         )
@@ -71,7 +72,7 @@ class Attention:
         return self.operations.sparse_attention(
             q_THD,
             window_ND,
-            window_index(span.positions_T, self.config.window, start, base),
+            view.index_TW,
             entries,
             topk_TS,
             weights.sink,
@@ -118,16 +119,6 @@ def window_rows(
     kv_TD = operations.linear(x_TE, weights.kv, rows.tiles)
     kv_TD = operations.rms_norm(kv_TD, weights.kv_norm, config.norm_epsilon)
     return operations.quantise_window_rows(operations.apply_rope(kv_TD, rope.cos, rope.sin))
-
-
-def window_index(positions_T: torch.Tensor, window: int, start: int, base: int) -> torch.Tensor:
-    """Rows that each query sees, int64 [T, window]: row 0 stands at position `base`.
-
-    A query at p sees positions max(p - window + 1, start) .. p; -1 where there is none.
-    """
-    offsets = torch.arange(1 - window, 1, device=positions_T.device)
-    seen = positions_T.unsqueeze(1) + offsets
-    return torch.where(seen >= max(start, 0), seen - base, -1)
 
 
 def project_output(

@@ -2,7 +2,7 @@
 
 Every matrix is dequantised into the asked type; n-gram tables stay as stored, and are dequantised
 row by row as tokens ask for them. Where the tensors come from is not known here, nor are they
-checked: `tensor_checks` does that first.
+checked: `checkpoint.tensor_checks` does that first.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def build_weights(
     reader = _Reader(config, tensors, dtype)
     return ModelWeights(
         embedding=reader.read("embed.weight"),
-        layers=tuple(_layer(config, reader, role) for role in plan_layers(config)),
+        layers=tuple(_model_layer(config, reader, role) for role in plan_layers(config)),
         norm=reader.read("norm.weight"),
         head=reader.read("head.weight"),
         draft=_draft(config, reader) if config.draft.stages else None,
@@ -77,19 +77,37 @@ class _Reader:
         return RowTable(rows=self._tensors[name], scales=scales)
 
 
-def _layer(config: DeepseekV41Config, reader: _Reader, role: LayerRole) -> LayerWeights:
+def _model_layer(config: DeepseekV41Config, reader: _Reader, role: LayerRole) -> LayerWeights:
     prefix = f"layers.{role.index}"
-    compressor = _compressor(reader, f"{prefix}.attn.compressor", role) if role.owns_kv else None
     has_indexer = role.kind in (LayerKind.FULL, LayerKind.REINDEX)
-    indexer = _indexer(reader, f"{prefix}.attn.indexer", role) if has_indexer else None
+    return _layer(
+        reader,
+        prefix,
+        experts=config.experts,
+        compressor=_compressor(reader, f"{prefix}.attn.compressor", role) if role.owns_kv else None,
+        indexer=_indexer(reader, f"{prefix}.attn.indexer", role) if has_indexer else None,
+        engram=None if role.engram is None else _engram(reader, f"{prefix}.engram"),
+    )
+
+
+def _layer(
+    reader: _Reader,
+    prefix: str,
+    *,
+    experts: int,
+    compressor: CompressorWeights | None = None,
+    indexer: IndexerWeights | None = None,
+    engram: EngramWeights | None = None,
+) -> LayerWeights:
+    """What layers of the model and draft stages have in common, around what only some have."""
     return LayerWeights(
         attention_mix=_stream_mix(reader, f"{prefix}.hc_attn"),
         attention_norm=reader.read(f"{prefix}.attn_norm.weight"),
         attention=_attention(reader, f"{prefix}.attn", compressor, indexer),
         experts_mix=_stream_mix(reader, f"{prefix}.hc_ffn"),
         experts_norm=reader.read(f"{prefix}.ffn_norm.weight"),
-        experts=_experts(reader, f"{prefix}.ffn", config.experts),
-        engram=None if role.engram is None else _engram(reader, f"{prefix}.engram"),
+        experts=_experts(reader, f"{prefix}.ffn", experts),
+        engram=engram,
     )
 
 
@@ -169,15 +187,7 @@ def _draft(config: DeepseekV41Config, reader: _Reader) -> DraftWeights:
     last = f"mtp.{config.draft.stages - 1}"
     return DraftWeights(
         stages=tuple(
-            LayerWeights(
-                attention_mix=_stream_mix(reader, f"mtp.{stage}.hc_attn"),
-                attention_norm=reader.read(f"mtp.{stage}.attn_norm.weight"),
-                attention=_attention(reader, f"mtp.{stage}.attn", None, None),
-                experts_mix=_stream_mix(reader, f"mtp.{stage}.hc_ffn"),
-                experts_norm=reader.read(f"mtp.{stage}.ffn_norm.weight"),
-                experts=_experts(reader, f"mtp.{stage}.ffn", config.draft.experts),
-                engram=None,
-            )
+            _layer(reader, f"mtp.{stage}", experts=config.draft.experts)
             for stage in range(config.draft.stages)
         ),
         context_projection=reader.read("mtp.0.main_proj.weight"),

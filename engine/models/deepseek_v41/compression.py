@@ -10,13 +10,44 @@ from dataclasses import dataclass
 import torch
 
 from kernels.operations import Operations
-from kernels.reference.index_scores import IndexKeys
-from kernels.reference.tiles import plan_tiles
+from kernels.reference.tiles import RowTiles, plan_tiles
 
 from .block_cache import BlockCache
 from .config import DeepseekV41Config, LayerRole
-from .rows import RowBatch, Span
+from .rows import Rope, RowBatch, Span
 from .weights import CompressorWeights, IndexerWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EntryRows:
+    """The entries of one ratio that the rows of a pass complete and write, span after span.
+
+    `groups`: their numbers, one range for each span. `tiles` and `rope` are of all of them; an
+    entry turns by the position of its first token.
+    """
+
+    groups: tuple[range, ...]
+    tiles: RowTiles
+    rope: Rope
+
+    @property
+    def counts(self) -> list[int]:
+        return [len(groups) for groups in self.groups]
+
+
+def plan_entries(rows: RowBatch, ratio: int) -> EntryRows:
+    """Every entry that the rows complete, but for those before a span's `entries_first`."""
+    groups = tuple(
+        range(min(max(span.first, span.entries_first), span.end) // ratio, span.end // ratio)
+        for span in rows.spans
+    )
+    device = rows.positions_T.device
+    numbers_G = torch.cat([torch.arange(its.start, its.stop, device=device) for its in groups])
+    return EntryRows(
+        groups=groups,
+        tiles=plan_tiles(numbers_G),
+        rope=rows.frequencies.tables(numbers_G * ratio, is_compressed=True),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,69 +65,78 @@ class EntryWriter:
         indexer: IndexerWeights,
         x_TE: torch.Tensor,
         rows: RowBatch,
+        entries: EntryRows,
     ) -> None:
-        """Write every entry that the rows complete, but for those before a span's `entries_first`.
+        """Write the entries, and what an open group has of the rows into the compressor rings.
 
-        `x_TE`: the layer's normed attention input.
+        `x_TE`: the layer's normed attention input. `entries`: those of the rows at its ratio.
         """
-        content_TD = self.operations.linear(x_TE, compressor.content, rows.tiles)
-        gate_TD = (
-            None
-            if compressor.gate is None
-            else self.operations.linear(x_TE, compressor.gate, rows.tiles)
+        operations = self.operations
+        # [T, 1 or 2, D]: what the ring keeps of a token, the gate first where there is one.
+        parts = [operations.linear(x_TE, compressor.content, rows.tiles)]
+        if compressor.gate is not None:
+            parts.insert(0, operations.linear(x_TE, compressor.gate, rows.tiles))
+        parts_TPD = torch.stack(parts, dim=1)
+        grouped = [
+            self._tokens_of(role, span, groups, parts_TPD[span.rows])
+            for span, groups in zip(rows.spans, entries.groups, strict=True)
+        ]
+        grouped_GRPD = torch.cat(grouped).unflatten(0, (-1, role.ratio))
+        if len(grouped_GRPD) == 0:
+            return
+        gate, content = None, grouped_GRPD[:, :, -1].contiguous()
+        if compressor.gate is not None:
+            gate = grouped_GRPD[:, :, 0].contiguous()
+        latent_GD = operations.rms_norm(
+            operations.compress_groups(gate, content), compressor.norm, self.config.norm_epsilon
         )
-        for span in rows.spans:
-            gate = None if gate_TD is None else gate_TD[span.rows]
-            first, latent_GD = self._latents(role, span, content_TD[span.rows], gate)
-            skipped = max(span.entries_first // role.ratio - first, 0)
-            if skipped < len(latent_GD):
-                latent_GD = self.operations.rms_norm(
-                    latent_GD[skipped:], compressor.norm, self.config.norm_epsilon
-                )
-                self._write_entries(role, indexer, span, rows, first + skipped, latent_GD)
+        self._write_main(role, rows, entries, latent_GD)
+        self._write_keys(role, indexer, rows, entries, latent_GD)
 
-    def _latents(
-        self, role: LayerRole, span: Span, content_TD: torch.Tensor, gate_TD: torch.Tensor | None
-    ) -> tuple[int, torch.Tensor]:
-        """The first group that the span completes, and the latents of all it completes [G, D]."""
-        if gate_TD is None:
-            return span.first, self.operations.compress_groups(None, content_TD.unsqueeze(1))
+    def _tokens_of(
+        self, role: LayerRole, span: Span, groups: range, parts_TPD: torch.Tensor
+    ) -> torch.Tensor:
+        """Of the tokens of some groups [groups x ratio, parts, D], the first from the ring."""
         ratio = role.ratio
-        first_group = span.first // ratio
-        # [T, 2, D]: what the ring keeps of a token, gate first.
-        pairs = torch.stack((gate_TD, content_TD), dim=1)
-        open_rows = span.state.read_compressor_rows(role.index, first_group * ratio, span.first)
-        span.state.write_compressor_rows(role.index, span.first, pairs)
-        pairs = torch.cat((open_rows, pairs))
-        groups = len(pairs) // ratio
-        grouped = pairs[: groups * ratio].unflatten(0, (groups, ratio))
-        latents = self.operations.compress_groups(
-            grouped[:, :, 0].contiguous(), grouped[:, :, 1].contiguous()
-        )
-        return first_group, latents
+        first = span.first - span.first % ratio
+        if ratio > 1:
+            before = span.state.read_compressor_rows(role.index, first, span.first)
+            span.state.write_compressor_rows(role.index, span.first, parts_TPD)
+            parts_TPD = torch.cat((before, parts_TPD))
+        return parts_TPD[groups.start * ratio - first : groups.stop * ratio - first]
 
-    def _write_entries(
+    def _write_main(
+        self, role: LayerRole, rows: RowBatch, entries: EntryRows, latent_GD: torch.Tensor
+    ) -> None:
+        turned_GD = self.operations.apply_rope(latent_GD, entries.rope.cos, entries.rope.sin)
+        main_GB = self.operations.quantise_main_entries(turned_GD)
+        for span, groups, main in zip(
+            rows.spans, entries.groups, main_GB.split(entries.counts), strict=True
+        ):
+            self.blocks.main_entries(role.index, span.block_ids).write(groups.start, main)
+
+    def _write_keys(
         self,
         role: LayerRole,
         indexer: IndexerWeights,
-        span: Span,
         rows: RowBatch,
-        first: int,
+        entries: EntryRows,
         latent_GD: torch.Tensor,
     ) -> None:
         operations = self.operations
         assert indexer.key is not None
         assert indexer.key_norm is not None
-        groups = torch.arange(first, first + len(latent_GD), device=latent_GD.device)
-        rope = rows.frequencies.tables(groups * role.ratio, is_compressed=True)
-        main = operations.apply_rope(latent_GD, rope.cos, rope.sin)
-        self.blocks.main_entries(role.index, span.block_ids).write(
-            first, operations.quantise_main_entries(main)
-        )
-        key_GJ = operations.linear(latent_GD, indexer.key, plan_tiles(groups))
+        key_GJ = operations.linear(latent_GD, indexer.key, entries.tiles)
         key_GJ = operations.rms_norm(key_GJ, indexer.key_norm, self.config.norm_epsilon)
-        key_GJ = operations.apply_rope(key_GJ, rope.cos, rope.sin)
-        keys: IndexKeys = self.blocks.index_keys(role.index, span.block_ids)
-        data, scales = operations.quantise_index_entries(key_GJ)
-        keys.data.write(first, data)
-        keys.scales.write(first, scales)
+        key_GJ = operations.apply_rope(key_GJ, entries.rope.cos, entries.rope.sin)
+        data_GB, scales_GB = operations.quantise_index_entries(key_GJ)
+        for span, groups, data, scales in zip(
+            rows.spans,
+            entries.groups,
+            data_GB.split(entries.counts),
+            scales_GB.split(entries.counts),
+            strict=True,
+        ):
+            keys = self.blocks.index_keys(role.index, span.block_ids)
+            keys.data.write(groups.start, data)
+            keys.scales.write(groups.start, scales)

@@ -6,8 +6,10 @@ file serves other programs too.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import ModelFileError
 from .config import DeepseekV41Config, DraftConfig, EngramConfig, VisionConfig, YarnScaling
@@ -42,6 +44,95 @@ QUANTISATION: Mapping[str, object] = {
 VISION_NORM_EPSILON = 1e-6
 """Not among the released keys; written, as `rms_norm_eps`, only where it differs."""
 
+YARN_TYPE = "yarn"
+VISION_TYPE = "deepseek_v41_vision"
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A field of a config, the key it has in the file, and how its value is read there."""
+
+    field: str
+    key: str
+    read: Callable[[JsonSection, str], object] = JsonSection.integer
+
+
+_TEXT_KEYS = (
+    _Key("vocabulary", "vocab_size"),
+    _Key("hidden", "hidden_size"),
+    _Key("expert_intermediate", "moe_intermediate_size"),
+    _Key("layers", "num_hidden_layers"),
+    _Key("heads", "num_attention_heads"),
+    _Key("head_dim", "head_dim"),
+    _Key("rope_dim", "qk_rope_head_dim"),
+    _Key("q_rank", "q_lora_rank"),
+    _Key("output_rank", "o_lora_rank"),
+    _Key("output_groups", "o_groups"),
+    _Key("swiglu_limit", "swiglu_limit", JsonSection.number),
+    _Key("norm_epsilon", "rms_norm_eps", JsonSection.number),
+    _Key("positions_max", "max_position_embeddings"),
+    _Key("rope_theta", "rope_theta", JsonSection.number),
+    _Key("experts", "n_routed_experts"),
+    _Key("shared_experts", "n_shared_experts"),
+    _Key("experts_per_token", "num_experts_per_tok"),
+    _Key("routed_scaling", "routed_scaling_factor", JsonSection.number),
+    _Key("window", "sliding_window"),
+    _Key("compress_ratios", "compress_ratios", JsonSection.integers),
+    _Key("compress_rope_theta", "compress_rope_theta", JsonSection.number),
+    _Key("kv_source_ids", "kv_source_layer_ids", JsonSection.integers),
+    _Key("index_source_ids", "index_source_layer_ids", JsonSection.integers),
+    _Key("index_heads", "index_n_heads"),
+    _Key("index_dim", "index_head_dim"),
+    _Key("index_topk", "index_topk"),
+    _Key("candidate_source_id", "candidate_source_layer_id"),
+    _Key("candidate_blocks", "candidate_topk_blocks"),
+    _Key("candidate_block_entries", "candidate_block_size"),
+    _Key("streams", "hc_mult"),
+    _Key("sinkhorn_iterations", "hc_sinkhorn_iters"),
+    _Key("stream_epsilon", "hc_eps", JsonSection.number),
+)
+_YARN_KEYS = (
+    _Key("factor", "factor", JsonSection.number),
+    _Key("beta_fast", "beta_fast", JsonSection.number),
+    _Key("beta_slow", "beta_slow", JsonSection.number),
+    _Key("original_positions", "original_max_position_embeddings"),
+)
+_ENGRAM_KEYS = (
+    _Key("layer_ids", "engram_layer_ids", JsonSection.integers),
+    _Key("table_rows", "engram_num_embeddings", JsonSection.integers),
+    _Key("ngram_max", "engram_max_ngram_size"),
+    _Key("base_rows", "engram_vocab_size"),
+    _Key("heads", "engram_n_heads"),
+    _Key("head_dim", "engram_head_dim"),
+    _Key("pad_token_id", "engram_pad_token_id"),
+    _Key("compressed_vocabulary", "engram_compressed_vocab_size"),
+)
+_DRAFT_KEYS = (
+    _Key("stages", "num_nextn_predict_layers"),
+    _Key("block_tokens", "dspark_block_size"),
+    _Key("noise_token_id", "dspark_noise_token_id"),
+    _Key("target_layer_ids", "dspark_target_layer_ids", JsonSection.integers),
+    _Key("markov_rank", "dspark_markov_rank"),
+    _Key("experts", "dspark_n_routed_experts"),
+    _Key("experts_per_token", "dspark_num_experts_per_tok"),
+)
+_VISION_KEYS = (
+    _Key("layers", "num_hidden_layers"),
+    _Key("hidden", "hidden_size"),
+    _Key("heads", "num_attention_heads"),
+    _Key("intermediate", "intermediate_size"),
+    _Key("patch_pixels", "patch_size"),
+    _Key("rope_theta", "rope_theta", JsonSection.number),
+    _Key("downsample", "downsample_ratio"),
+    _Key("tokens_max", "max_image_tokens"),
+    _Key("pixels_min", "min_pixels"),
+)
+_TOKEN_KEYS = (
+    _Key("bos_token_id", "bos_token_id"),
+    _Key("eos_token_id", "eos_token_id"),
+    _Key("pad_token_id", "pad_token_id"),
+)
+
 
 def read_config(path: str | Path) -> DeepseekV41Config:
     """The sizes in a config.json. Raises MissingModel or ModelFileError with all problems."""
@@ -75,103 +166,46 @@ def parse_config(document: object) -> tuple[DeepseekV41Config | None, list[str]]
     return (None if problems else config), problems
 
 
+def _fields(section: JsonSection, keys: tuple[_Key, ...]) -> dict[str, Any]:
+    return {key.field: key.read(section, key.key) for key in keys}
+
+
+def _values(sizes: object, keys: tuple[_Key, ...]) -> dict[str, object]:
+    values = {key.key: getattr(sizes, key.field) for key in keys}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+
+
 def _read_sizes(root: JsonSection, text: JsonSection) -> DeepseekV41Config:
     return DeepseekV41Config(
-        vocabulary=text.integer("vocab_size"),
-        hidden=text.integer("hidden_size"),
-        layers=text.integer("num_hidden_layers"),
-        heads=text.integer("num_attention_heads"),
-        head_dim=text.integer("head_dim"),
-        rope_dim=text.integer("qk_rope_head_dim"),
-        q_rank=text.integer("q_lora_rank"),
-        output_groups=text.integer("o_groups"),
-        output_rank=text.integer("o_lora_rank"),
-        window=text.integer("sliding_window"),
-        compress_ratios=text.integers("compress_ratios"),
-        kv_source_ids=text.integers("kv_source_layer_ids"),
-        index_source_ids=text.integers("index_source_layer_ids"),
-        index_heads=text.integer("index_n_heads"),
-        index_dim=text.integer("index_head_dim"),
-        index_topk=text.integer("index_topk"),
-        candidate_source_id=text.integer("candidate_source_layer_id"),
-        candidate_blocks=text.integer("candidate_topk_blocks"),
-        candidate_block_entries=text.integer("candidate_block_size"),
-        rope_theta=text.number("rope_theta"),
-        compress_rope_theta=text.number("compress_rope_theta"),
+        **_fields(root, _TOKEN_KEYS),
+        **_fields(text, _TEXT_KEYS),
         yarn=_read_yarn(text.section("rope_scaling")) if text.has("rope_scaling") else None,
-        positions_max=text.integer("max_position_embeddings"),
-        experts=text.integer("n_routed_experts"),
-        experts_per_token=text.integer("num_experts_per_tok"),
-        shared_experts=text.integer("n_shared_experts"),
-        expert_intermediate=text.integer("moe_intermediate_size"),
-        routed_scaling=text.number("routed_scaling_factor"),
-        swiglu_limit=text.number("swiglu_limit"),
-        streams=text.integer("hc_mult"),
-        sinkhorn_iterations=text.integer("hc_sinkhorn_iters"),
-        stream_epsilon=text.number("hc_eps"),
-        norm_epsilon=text.number("rms_norm_eps"),
         engram=_read_engram(text) if text.has("engram_layer_ids") else None,
-        draft=_read_draft(text),
+        draft=DraftConfig(**_fields(text, _DRAFT_KEYS)),
         vision=_read_vision(root.section("vision_config")) if root.has("vision_config") else None,
-        bos_token_id=root.integer("bos_token_id"),
-        eos_token_id=root.integer("eos_token_id"),
-        pad_token_id=root.integer("pad_token_id"),
         image_token_id=root.integer("image_token_id") if root.has("image_token_id") else None,
     )
 
 
 def _read_yarn(scaling: JsonSection) -> YarnScaling:
-    scaling.equals("rope_type", "yarn")
-    return YarnScaling(
-        factor=scaling.number("factor"),
-        beta_fast=scaling.number("beta_fast"),
-        beta_slow=scaling.number("beta_slow"),
-        original_positions=scaling.integer("original_max_position_embeddings"),
-    )
+    for key in ("rope_type", "type"):
+        scaling.equals(key, YARN_TYPE)
+    return YarnScaling(**_fields(scaling, _YARN_KEYS))
 
 
 def _read_engram(text: JsonSection) -> EngramConfig | None:
-    layer_ids = text.integers("engram_layer_ids")
-    if not layer_ids:
+    # Written so where there is none.
+    if text.integers("engram_layer_ids") == ():
         return None
-    return EngramConfig(
-        layer_ids=layer_ids,
-        table_rows=text.integers("engram_num_embeddings"),
-        ngram_max=text.integer("engram_max_ngram_size"),
-        base_rows=text.integer("engram_vocab_size"),
-        heads=text.integer("engram_n_heads"),
-        head_dim=text.integer("engram_head_dim"),
-        pad_token_id=text.integer("engram_pad_token_id"),
-        compressed_vocabulary=text.integer("engram_compressed_vocab_size"),
-    )
-
-
-def _read_draft(text: JsonSection) -> DraftConfig:
-    return DraftConfig(
-        stages=text.integer("num_nextn_predict_layers"),
-        block_tokens=text.integer("dspark_block_size"),
-        noise_token_id=text.integer("dspark_noise_token_id"),
-        target_layer_ids=text.integers("dspark_target_layer_ids"),
-        markov_rank=text.integer("dspark_markov_rank"),
-        experts=text.integer("dspark_n_routed_experts"),
-        experts_per_token=text.integer("dspark_num_experts_per_tok"),
-    )
+    return EngramConfig(**_fields(text, _ENGRAM_KEYS))
 
 
 def _read_vision(vision: JsonSection) -> VisionConfig:
-    vision.equals("model_type", "deepseek_v41_vision")
+    vision.equals("model_type", VISION_TYPE)
     epsilon, ratio = "rms_norm_eps", "max_wh_ratio"
     return VisionConfig(
-        layers=vision.integer("num_hidden_layers"),
-        hidden=vision.integer("hidden_size"),
-        heads=vision.integer("num_attention_heads"),
-        intermediate=vision.integer("intermediate_size"),
-        patch_pixels=vision.integer("patch_size"),
-        downsample=vision.integer("downsample_ratio"),
-        tokens_max=vision.integer("max_image_tokens"),
-        pixels_min=vision.integer("min_pixels"),
+        **_fields(vision, _VISION_KEYS),
         norm_epsilon=vision.number(epsilon) if vision.has(epsilon) else VISION_NORM_EPSILON,
-        rope_theta=vision.number("rope_theta"),
         aspect_ratio_max=vision.number(ratio) if vision.has(ratio) else None,
     )
 
@@ -182,9 +216,7 @@ def config_document(config: DeepseekV41Config, *, quantised: bool) -> dict[str, 
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": MODEL_TYPE,
         "dtype": "bfloat16",
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
+        **_values(config, _TOKEN_KEYS),
     }
     if config.image_token_id is not None:
         document["image_token_id"] = config.image_token_id
@@ -192,9 +224,10 @@ def config_document(config: DeepseekV41Config, *, quantised: bool) -> dict[str, 
         document["quantization_config"] = dict(QUANTISATION)
     document["text_config"] = {
         **FIXED_TEXT_VALUES,
-        **_text_values(config),
-        **(_engram_values(config.engram) if config.engram else {"engram_layer_ids": []}),
-        **_draft_values(config.draft),
+        **_values(config, _TEXT_KEYS),
+        "rope_scaling": _yarn_values(config.yarn) if config.yarn else None,
+        **(_values(config.engram, _ENGRAM_KEYS) if config.engram else {"engram_layer_ids": []}),
+        **_values(config.draft, _DRAFT_KEYS),
     }
     if config.vision:
         document["vision_config"] = _vision_values(config.vision)
@@ -205,94 +238,13 @@ def config_text(config: DeepseekV41Config, *, quantised: bool) -> str:
     return json.dumps(config_document(config, quantised=quantised), indent=2) + "\n"
 
 
-def _text_values(config: DeepseekV41Config) -> dict[str, object]:
-    yarn = config.yarn
-    return {
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.hidden,
-        "moe_intermediate_size": config.expert_intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "head_dim": config.head_dim,
-        "qk_rope_head_dim": config.rope_dim,
-        "q_lora_rank": config.q_rank,
-        "o_lora_rank": config.output_rank,
-        "o_groups": config.output_groups,
-        "swiglu_limit": config.swiglu_limit,
-        "rms_norm_eps": config.norm_epsilon,
-        "max_position_embeddings": config.positions_max,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": _yarn_values(yarn) if yarn else None,
-        "n_routed_experts": config.experts,
-        "n_shared_experts": config.shared_experts,
-        "num_experts_per_tok": config.experts_per_token,
-        "routed_scaling_factor": config.routed_scaling,
-        "sliding_window": config.window,
-        "compress_ratios": list(config.compress_ratios),
-        "compress_rope_theta": config.compress_rope_theta,
-        "kv_source_layer_ids": list(config.kv_source_ids),
-        "index_source_layer_ids": list(config.index_source_ids),
-        "index_n_heads": config.index_heads,
-        "index_head_dim": config.index_dim,
-        "index_topk": config.index_topk,
-        "candidate_source_layer_id": config.candidate_source_id,
-        "candidate_topk_blocks": config.candidate_blocks,
-        "candidate_block_size": config.candidate_block_entries,
-        "hc_mult": config.streams,
-        "hc_sinkhorn_iters": config.sinkhorn_iterations,
-        "hc_eps": config.stream_epsilon,
-    }
-
-
 def _yarn_values(yarn: YarnScaling) -> dict[str, object]:
-    return {
-        "rope_type": "yarn",
-        "factor": yarn.factor,
-        "beta_fast": yarn.beta_fast,
-        "beta_slow": yarn.beta_slow,
-        "original_max_position_embeddings": yarn.original_positions,
-    }
-
-
-def _engram_values(engram: EngramConfig) -> dict[str, object]:
-    return {
-        "engram_layer_ids": list(engram.layer_ids),
-        "engram_num_embeddings": list(engram.table_rows),
-        "engram_max_ngram_size": engram.ngram_max,
-        "engram_vocab_size": engram.base_rows,
-        "engram_n_heads": engram.heads,
-        "engram_head_dim": engram.head_dim,
-        "engram_pad_token_id": engram.pad_token_id,
-        "engram_compressed_vocab_size": engram.compressed_vocabulary,
-    }
-
-
-def _draft_values(draft: DraftConfig) -> dict[str, object]:
-    return {
-        "num_nextn_predict_layers": draft.stages,
-        "dspark_block_size": draft.block_tokens,
-        "dspark_noise_token_id": draft.noise_token_id,
-        "dspark_target_layer_ids": list(draft.target_layer_ids),
-        "dspark_markov_rank": draft.markov_rank,
-        "dspark_n_routed_experts": draft.experts,
-        "dspark_num_experts_per_tok": draft.experts_per_token,
-    }
+    return {"rope_type": YARN_TYPE, **_values(yarn, _YARN_KEYS)}
 
 
 def _vision_values(vision: VisionConfig) -> dict[str, object]:
-    values: dict[str, object] = {
-        "model_type": "deepseek_v41_vision",
-        "num_hidden_layers": vision.layers,
-        "hidden_size": vision.hidden,
-        "num_attention_heads": vision.heads,
-        "intermediate_size": vision.intermediate,
-        "patch_size": vision.patch_pixels,
-        "rope_theta": vision.rope_theta,
-        "downsample_ratio": vision.downsample,
-        "max_image_tokens": vision.tokens_max,
-        "min_pixels": vision.pixels_min,
-        "max_wh_ratio": vision.aspect_ratio_max,
-    }
+    values = {"model_type": VISION_TYPE, **_values(vision, _VISION_KEYS)}
+    values["max_wh_ratio"] = vision.aspect_ratio_max
     if vision.norm_epsilon != VISION_NORM_EPSILON:
         values["rms_norm_eps"] = vision.norm_epsilon
     return values

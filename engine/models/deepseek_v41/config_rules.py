@@ -19,9 +19,11 @@ from .config import (
 
 SIZE_MAX = 2**31 - 1
 """No size of a real model comes near; above, products would leave int64."""
+LAYERS_MAX = 1024
+"""Of each kind: layers of the model, draft stages, layers of the vision encoder."""
 EXPERTS_MAX = 4096
+EXPERTS_MAX_ALL_LAYERS = 1 << 17
 """Each expert has tensors with names of their own; a wrong number must not become a long list."""
-VISION_LAYERS_MAX = 1024
 STREAMS_MAX = 64
 SINKHORN_ITERATIONS_MAX = 1000
 NGRAM_MAX = 16
@@ -30,8 +32,22 @@ ENGRAM_COLUMNS_MAX = 4096
 """Each column needs a prime of its own, which takes time to find."""
 DRAFT_BLOCK_MAX = 64
 
+THETAS = (2.0, 1e12)
+EPSILONS = (2.0**-126, 1.0)
+"""A norm divides a row of zeros by the root of it, in float32."""
+NUMBERS = {
+    "rope_theta": THETAS,
+    "compress_rope_theta": THETAS,
+    "routed_scaling": (1e-12, 1e12),
+    "swiglu_limit": (1e-12, 1e12),
+    "stream_epsilon": (0.0, 1.0),
+    "norm_epsilon": EPSILONS,
+}
+YARN_NUMBERS = {"factor": (1.0, 1e6), "beta_slow": (1e-6, 1e6), "beta_fast": (1e-6, 1e6)}
+"""Far wider than what models have, and still nothing overflows, nor has a logarithm of 0."""
+
 SIZES = (
-    *("vocabulary", "hidden", "layers", "heads", "q_rank", "output_groups", "output_rank"),
+    *("vocabulary", "hidden", "heads", "q_rank", "output_groups", "output_rank"),
     *("window", "index_heads", "index_topk", "candidate_blocks", "candidate_block_entries"),
     *("positions_max", "shared_experts", "expert_intermediate"),
 )
@@ -41,6 +57,8 @@ def find_problems(config: DeepseekV41Config) -> list[str]:
     """Every rule these sizes break, in words; empty if there is none."""
     found = [
         *_size_problems(config),
+        *_number_problems(config),
+        *_expert_problems(config),
         *_token_problems(config),
         *_layer_problems(config),
         *_selection_problems(config),
@@ -54,7 +72,7 @@ def find_problems(config: DeepseekV41Config) -> list[str]:
     return found
 
 
-def _outside(name: str, value: int, low: int, high: int = SIZE_MAX) -> list[str]:
+def _outside(name: str, value: float, low: float, high: float = SIZE_MAX) -> list[str]:
     if low <= value <= high:
         return []
     return [f"{name}: given {value}, expected {low} to {high}"]
@@ -66,15 +84,9 @@ def _not_multiple(name: str, value: int, of: int) -> list[str]:
     return [f"{name}: given {value}, expected a multiple of {of}, at least {of}"]
 
 
-def _not_positive(name: str, value: float) -> list[str]:
-    return [] if value > 0 else [f"{name}: given {value}, expected more than 0"]
-
-
 def _size_problems(config: DeepseekV41Config) -> Iterator[str]:
     for name in SIZES:
         yield from _outside(name, getattr(config, name), 1)
-    yield from _outside("experts", config.experts, 1, EXPERTS_MAX)
-    yield from _outside("experts_per_token", config.experts_per_token, 1, config.experts)
     yield from _outside("streams", config.streams, 1, STREAMS_MAX)
     iterations = config.sinkhorn_iterations
     yield from _outside("sinkhorn_iterations", iterations, 1, SINKHORN_ITERATIONS_MAX)
@@ -87,17 +99,30 @@ def _size_problems(config: DeepseekV41Config) -> Iterator[str]:
         yield from _not_multiple("heads", config.heads, config.output_groups)
     if config.window > BLOCK_TOKENS:
         yield f"window: given {config.window}, expected at most a block, {BLOCK_TOKENS}"
-    for name in ("rope_theta", "compress_rope_theta", "routed_scaling", "swiglu_limit"):
-        yield from _not_positive(name, getattr(config, name))
-    for name in ("stream_epsilon", "norm_epsilon"):
-        if getattr(config, name) < 0:
-            yield f"{name}: given {getattr(config, name)}, expected 0 or more"
-    if config.yarn:
-        yield from _not_positive("yarn factor", config.yarn.factor)
-        yield from _not_positive("yarn beta_slow", config.yarn.beta_slow)
-        if config.yarn.beta_fast < config.yarn.beta_slow:
-            yield f"yarn beta_fast: given {config.yarn.beta_fast}, expected at least beta_slow"
-        yield from _outside("yarn original_positions", config.yarn.original_positions, 1)
+
+
+def _number_problems(config: DeepseekV41Config) -> Iterator[str]:
+    for name, (low, high) in NUMBERS.items():
+        yield from _outside(name, getattr(config, name), low, high)
+    yarn = config.yarn
+    if yarn:
+        for name, (low, high) in YARN_NUMBERS.items():
+            yield from _outside(f"yarn {name}", getattr(yarn, name), low, high)
+        if yarn.beta_fast < yarn.beta_slow:
+            yield f"yarn beta_fast: given {yarn.beta_fast}, expected at least beta_slow"
+        yield from _outside("yarn original_positions", yarn.original_positions, 1)
+
+
+def _expert_problems(config: DeepseekV41Config) -> Iterator[str]:
+    draft = config.draft
+    yield from _outside("experts", config.experts, 1, EXPERTS_MAX)
+    yield from _outside("experts_per_token", config.experts_per_token, 1, config.experts)
+    if draft.stages > 0:
+        yield from _outside("draft experts", draft.experts, 1, EXPERTS_MAX)
+        yield from _outside("draft experts_per_token", draft.experts_per_token, 1, draft.experts)
+    count = config.layers * config.experts + draft.stages * draft.experts
+    if count > EXPERTS_MAX_ALL_LAYERS:
+        yield f"experts of all layers: given {count}, expected at most {EXPERTS_MAX_ALL_LAYERS}"
 
 
 def _token_problems(config: DeepseekV41Config) -> Iterator[str]:
@@ -115,7 +140,11 @@ def _token_problems(config: DeepseekV41Config) -> Iterator[str]:
 
 def _layer_problems(config: DeepseekV41Config) -> list[str]:
     ratios, stages = config.compress_ratios, config.draft.stages
-    if len(ratios) != config.layers + stages or config.layers < 1 or stages < 0:
+    counts = _outside("layers", config.layers, 1, LAYERS_MAX)
+    counts += _outside("draft stages", stages, 0, LAYERS_MAX)
+    if counts:
+        return counts
+    if len(ratios) != config.layers + stages:
         return [
             f"compress_ratios: given {len(ratios)} entries, expected one for each of "
             f"{config.layers} layers and {stages} draft stages"
@@ -141,7 +170,12 @@ def _layer_problems(config: DeepseekV41Config) -> list[str]:
 
 def _source_problems(config: DeepseekV41Config, main: tuple[int, ...], split: int) -> Iterator[str]:
     owners, indexers = config.kv_source_ids, config.index_source_ids
-    for name, sources in (("kv_source_ids", owners), ("index_source_ids", indexers)):
+    named = {"kv_source_ids": owners, "index_source_ids": indexers}
+    long = [name for name, sources in named.items() if len(sources) > config.layers]
+    if long:
+        yield f"{' and '.join(long)}: expected at most {config.layers} layers"
+        return
+    for name, sources in named.items():
         if any(later <= earlier for earlier, later in pairwise(sources)):
             yield f"{name}: given {list(sources)}, expected ascending layers, each once"
         for source in sources:
@@ -185,15 +219,11 @@ def _selection_problems(config: DeepseekV41Config) -> Iterator[str]:
 
 def _draft_problems(config: DeepseekV41Config) -> Iterator[str]:
     draft = config.draft
-    if draft.stages < 0:
-        yield f"draft stages: given {draft.stages}, expected 0 or more"
     # The spare rows of a ring are there without stages too.
     yield from _outside("draft block_tokens", draft.block_tokens, 1, DRAFT_BLOCK_MAX)
     if draft.stages <= 0:
         return
     yield from _outside("draft markov_rank", draft.markov_rank, 1)
-    yield from _outside("draft experts", draft.experts, 1, EXPERTS_MAX)
-    yield from _outside("draft experts_per_token", draft.experts_per_token, 1, draft.experts)
     targets, ratios = draft.target_layer_ids, config.compress_ratios
     first = ratios.index(1) if 1 in ratios else 0
     if not targets or any(not first <= target < config.layers for target in targets):
@@ -201,8 +231,9 @@ def _draft_problems(config: DeepseekV41Config) -> Iterator[str]:
             f"draft target_layer_ids: given {list(targets)}, expected layers {first} to "
             f"{config.layers - 1}"
         )
-    if len(set(targets)) != len(targets):
-        yield f"draft target_layer_ids: given {list(targets)}, expected each layer once"
+    if list(targets) != sorted(set(targets)):
+        # Their hidden states stand side by side in the order in which the layers run.
+        yield f"draft target_layer_ids: given {list(targets)}, expected each layer once, ascending"
 
 
 def _engram_problems(config: DeepseekV41Config, engram: EngramConfig) -> Iterator[str]:
@@ -240,7 +271,7 @@ def _table_problems(engram: EngramConfig) -> Iterator[str]:
 def _vision_problems(config: DeepseekV41Config, vision: VisionConfig) -> Iterator[str]:
     if config.image_token_id is None:
         yield "image_token_id: not given, expected one where there is a vision tower"
-    yield from _outside("vision layers", vision.layers, 1, VISION_LAYERS_MAX)
+    yield from _outside("vision layers", vision.layers, 1, LAYERS_MAX)
     for name in ("hidden", "heads", "intermediate", "patch_pixels", "downsample"):
         yield from _outside(f"vision {name}", getattr(vision, name), 1)
     # A start, one token, its newline, an end.
@@ -249,8 +280,7 @@ def _vision_problems(config: DeepseekV41Config, vision: VisionConfig) -> Iterato
     if vision.heads >= 1:
         # Two axes, each rotated in pairs.
         yield from _not_multiple("vision hidden", vision.hidden, 4 * vision.heads)
-    yield from _not_positive("vision rope_theta", vision.rope_theta)
-    if vision.norm_epsilon < 0:
-        yield f"vision norm_epsilon: given {vision.norm_epsilon}, expected 0 or more"
+    yield from _outside("vision rope_theta", vision.rope_theta, *THETAS)
+    yield from _outside("vision norm_epsilon", vision.norm_epsilon, *EPSILONS)
     if vision.aspect_ratio_max is not None and vision.aspect_ratio_max < 1:
         yield f"vision aspect_ratio_max: given {vision.aspect_ratio_max}, expected 1 or more"

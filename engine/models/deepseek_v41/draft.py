@@ -4,15 +4,15 @@ Whether to draft, how many of the guesses to verify and which to accept is decid
 Nothing is written: the rows of a draft are gone when it returns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from .attention import project_output, queries, query_latents, window_index, window_rows
+from .attention import project_output, queries, query_latents, window_rows
 from .config import DeepseekV41Config
 from .model import DeepseekV41
 from .residual import Residual, begin_residual
-from .rows import Chunk, RowBatch, plan_rows
+from .rows import Chunk, RowBatch, WindowView, plan_rows, window_index
 from .state import SequenceState
 from .weights import DraftWeights, LayerWeights
 
@@ -40,15 +40,28 @@ class Drafter:
     def draft(self, state: SequenceState, token_id: int) -> Draft:
         """Guess the tokens after `token_id`, which is known and comes right after the state's."""
         config, model = self._config, self._model
+        assert 0 <= token_id < config.vocabulary, (token_id, config.vocabulary)
         noise = [config.draft.noise_token_id] * (config.draft.block_tokens - 1)
         chunk = Chunk(state=state, token_ids=[token_id, *noise])
         embedding = model.weights.embedding
         rows = plan_rows([chunk], model.frequencies, embedding.device)
         embedding_BE = embedding[torch.tensor(chunk.token_ids, device=embedding.device)].float()
         residual = begin_residual(embedding_BE, config.streams)
+        rows = self._see_block(rows)
         for stage, layer in enumerate(self._weights.stages):
             residual = self._run_stage(config.layers + stage, layer, rows, residual)
         return self._choose(model.mixer.collapse(residual), token_id, rows)
+
+    def _see_block(self, rows: RowBatch) -> RowBatch:
+        """Every guess sees the window before the block, and the whole block."""
+        (span,) = rows.spans
+        window = self._config.window
+        base = max(span.state.decoder_window_start, span.first - window, 0)
+        last = torch.full_like(span.positions_T, span.first - 1)
+        before_BW = window_index(last, window, base, base)
+        block_BB = (span.positions_T - base).expand(len(last), -1)
+        index_BW = torch.cat((before_BW, block_BB), dim=1)
+        return replace(rows, windows=(WindowView(base=base, index_TW=index_BW),))
 
     def _run_stage(
         self, ring: int, layer: LayerWeights, rows: RowBatch, residual: Residual
@@ -70,22 +83,23 @@ class Drafter:
     def _attend(
         self, ring: int, layer: LayerWeights, x_BE: torch.Tensor, rows: RowBatch
     ) -> torch.Tensor:
-        """Every guess sees the window before the block, and the whole block."""
         config, operations = self._config, self._model.operations
-        (span,) = rows.spans
+        (span,), (view,) = rows.spans, rows.windows
         weights = layer.attention
         q_latent = query_latents(config, operations, weights, x_BE, rows)
         q_BHD = queries(config, operations, weights, q_latent, rows, rows.rope)
         block_BB = window_rows(config, operations, weights, x_BE, rows, rows.rope)
-        start = max(span.state.decoder_window_start, span.first - config.window, 0)
-        before = span.state.read_window_rows(ring, start, span.first)
+        before = span.state.read_window_rows(ring, view.base, span.first)
         window_ND = operations.dequantise_window_rows(torch.cat((before, block_BB)), torch.float32)
-        last = torch.full_like(span.positions_T, span.first - 1)
-        index_BW = window_index(last, config.window, start, start)
-        block_index = torch.arange(len(before), len(window_ND), device=index_BW.device)
-        index_BW = torch.cat((index_BW, block_index.expand(len(x_BE), -1)), dim=1)
         o_BHD = operations.sparse_attention(
-            q_BHD, window_ND, index_BW, None, None, weights.sink, config.softmax_scale, span.tiles
+            q_BHD,
+            window_ND,
+            view.index_TW,
+            None,
+            None,
+            weights.sink,
+            config.softmax_scale,
+            span.tiles,
         )
         return project_output(config, operations, weights, o_BHD, rows, rows.rope)
 

@@ -32,6 +32,8 @@ class Engram:
         self._has_tables = engram is not None
         if engram is None:
             return
+        low, high = (int(bound) for bound in self._compressed_ids_V.aminmax())
+        assert 0 <= low <= high < engram.compressed_vocabulary, (low, high)
         self._lookback = engram.ngram_max - 1
         self._layers = engram.layer_ids
         self._pad_id = int(compressed_ids_V[engram.pad_token_id])
@@ -46,11 +48,19 @@ class Engram:
         )
 
     def compress(self, token_ids_T: torch.Tensor, rows: RowBatch) -> list[torch.Tensor]:
-        """Compressed ids of each span's tokens, int64; NO_ID for tokens of images."""
+        """Compressed ids of each span's tokens after those of its lookback, int64 [L + T].
+
+        NO_ID for tokens of images; none at all for a model without tables.
+        """
         if not self._has_tables:
             return [token_ids_T[:0] for _ in rows.spans]
         ids_T = torch.where(rows.is_image_T, NO_ID, self._compressed_ids_V[token_ids_T])
-        return [ids_T[span.rows] for span in rows.spans]
+        return [
+            torch.cat(
+                (ids_T.new_tensor(span.state.recent_ids[-self._lookback :]), ids_T[span.rows])
+            )
+            for span in rows.spans
+        ]
 
     def ids_of(self, token_ids: Sequence[int]) -> list[int]:
         """Compressed ids of some tokens, none of an image; empty for a model without tables."""
@@ -66,13 +76,12 @@ class Engram:
         rows: RowBatch,
         compressed_ids: Sequence[torch.Tensor],
     ) -> Residual:
-        """The streams with each row's value added; those of image tokens stay as they are."""
+        """The streams with each row's value added; those of image tokens stay as they are.
+
+        `compressed_ids`: what `compress` gave for the rows.
+        """
         operations = self._operations
-        index = [
-            self._table_rows(table, span.state.recent_ids, ids)
-            for span, ids in zip(rows.spans, compressed_ids, strict=True)
-        ]
-        index_TC = torch.cat(index)
+        index_TC = torch.cat([self._table_rows(table, ids) for ids in compressed_ids])
         rows.observe("engram_rows", self._layers[table], index_TC)
         found_TCD = operations.read_table_rows(weights.table.rows, weights.table.scales, index_TC)
         keys_values = operations.linear(found_TCD.flatten(1), weights.kv, rows.tiles)
@@ -87,12 +96,9 @@ class Engram:
         rows.observe("engram_out", self._layers[table], streams_TNE)
         return Residual(streams_TNE, residual.pre_TN)
 
-    def _table_rows(
-        self, table: int, recent_ids: Sequence[int], ids_T: torch.Tensor
-    ) -> torch.Tensor:
-        before = torch.tensor(recent_ids[-self._lookback :], device=ids_T.device)
+    def _table_rows(self, table: int, ids: torch.Tensor) -> torch.Tensor:
         return self._operations.hash_ngrams(
-            torch.cat((before, ids_T)),
+            ids,
             self._multipliers[table],
             self._primes[table],
             self._offsets[table],

@@ -1,7 +1,7 @@
 """Engram's smaller vocabulary: tokens that differ only in case, accents or spaces share an id.
 
 The ids must be those that the tables were trained with. They follow from the tokenizer alone, and
-their number is known from the configuration: an other one means an other tokenizer.
+their number is known from the configuration: another one means another tokenizer.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from ...tokenizer import byte_alphabet
 from .config import DeepseekV41Config
 
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_BYTES_MAX = 1 << 28
 
 _UNDECODABLE = "\ufffd"
 # The released rule passes a lone space through its last step as this character, so this character
@@ -117,9 +118,14 @@ def read_compressed_ids(folder: Path, config: DeepseekV41Config) -> torch.Tensor
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
+        size = path.stat().st_size
+        if size > TOKENIZER_BYTES_MAX:
+            raise ModelFileError(path, [f"{size} bytes, expected at most {TOKENIZER_BYTES_MAX}"])
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingModel(path, "no such file, and Engram's ids follow from it") from None
+    except OSError as error:
+        raise ModelFileError(path, [f"cannot be read ({error})"]) from error
     except UnicodeDecodeError as error:
         raise ModelFileError(path, [f"no tokenizer: {error}"]) from error
     try:

@@ -3,7 +3,6 @@
 Offsets: docs/formats/v41-state.md. The body after it, and its checksum, are `handover`'s.
 """
 
-import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from kvstore.layout import BLOCK_TOKENS, BlockLayout
 
 from ...errors import HandoverRefused
 from .config import DeepseekV41Config
-from .layout import StateOffsets, align_up, handover_layout, state_offsets
+from .layout import StateOffsets, align_up, group_tokens, handover_layout, state_offsets
 from .state import NO_ID, StateMarks, recent_count
 
 MAGIC = b"CACHV41S"
@@ -166,13 +165,15 @@ def mark_problems(
     spare = config.ring_rows - config.window
     if not length <= reached <= length + spare:
         yield "length reached", reached, f"{length} to {length + spare}"
-    group_tokens = math.lcm(*(ratio for ratio in config.compress_ratios if ratio))
-    if marks.length_min > length or marks.length_min % group_tokens:
-        yield "least length", marks.length_min, f"a multiple of {group_tokens}, at most {length}"
-    for half in ("encoder", "decoder"):
-        start = getattr(marks, f"{half}_window_start")
-        if start > reached:
-            yield f"{half} window start", start, f"at most {reached}"
+    group = group_tokens(config)
+    if marks.length_min > length or marks.length_min % group:
+        yield "least length", marks.length_min, f"a multiple of {group}, at most {length}"
+    for half, start in (
+        ("encoder", marks.encoder_window_start),
+        ("decoder", marks.decoder_window_start),
+    ):
+        if start > length:
+            yield f"{half} window start", start, f"at most {length}"
     vocabulary = config.engram.compressed_vocabulary if config.engram else 0
     for number in marks.recent_ids:
         if not NO_ID <= number < vocabulary:
@@ -183,26 +184,24 @@ def mark_problems(
 def _ring_problems(
     config: DeepseekV41Config, marks: StateMarks
 ) -> Iterator[tuple[str, object, str]]:
-    """A ring that holds more than it has room for, or lacks rows that the next token needs."""
+    """A ring that holds more than it has room for, or lacks rows that it must have.
+
+    Those are the newest that were written, back to where the ring's rows begin: what the next token
+    needs, after any rewind that is allowed too.
+    """
     offsets = state_offsets(config)
     length = marks.length
     runs = [*offsets.rings, *offsets.compressors.values()]
     names = [f"window ring {number}" for number in range(len(offsets.rings))]
     names += [f"compressor ring of layer {layer}" for layer in offsets.compressors]
-    needs = [
-        max(
-            marks.encoder_window_start
-            if layer < config.decoder_start
-            else marks.decoder_window_start,
-            length - config.window,
-        )
-        for layer in range(config.layers)
-    ]
+    starts = [marks.encoder_window_start] * config.decoder_start
+    starts += [marks.decoder_window_start] * (config.layers - config.decoder_start)
     # A model whose draft weights were not loaded leaves the rings of its stages empty.
-    needs += [length] * config.draft.stages
-    needs += [length - length % config.compress_ratios[layer] for layer in offsets.compressors]
-    for name, run, (first, end), need in zip(names, runs, marks.ring_ranges, needs, strict=True):
+    starts += [length] * config.draft.stages
+    starts += [marks.length_min] * len(offsets.compressors)
+    for name, run, (first, end), start in zip(names, runs, marks.ring_ranges, starts, strict=True):
+        oldest = max(start, marks.length_reached - run.entries)
         if not first <= end <= min(length, first + run.entries):
             yield name, (first, end), f"at most {run.entries} rows, none after {length - 1}"
-        elif need < length and not (first <= need and end == length):
-            yield name, (first, end), f"rows {need} to {length - 1}"
+        elif oldest < length and not (first <= oldest and end == length):
+            yield name, (first, end), f"rows {oldest} to {length - 1}"

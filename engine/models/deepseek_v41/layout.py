@@ -112,6 +112,11 @@ def compressor_rows(config: DeepseekV41Config, ratio: int) -> int:
     return ratio - 1 + config.draft.block_tokens + 1
 
 
+def group_tokens(config: DeepseekV41Config) -> int:
+    """A sequence cut at a multiple of it has no open group in any layer."""
+    return math.lcm(*(ratio for ratio in config.compress_ratios if ratio))
+
+
 def align_up(value: int, step: int) -> int:
     """The smallest multiple of `step` that is `value` or more."""
     return -(-value // step) * step

@@ -8,12 +8,14 @@ import torch
 from kernels.operations import Operations
 
 from ...block_pool import BlockPool
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, ModelFileError
 from .checkpoint.folder import load_weights, open_folder
+from .checkpoint.tensor_checks import find_value_problems
 from .config import DeepseekV41Config
 from .engram_vocabulary import read_compressed_ids
 from .model import DeepseekV41
 from .vision import VisionEncoder, build_vision
+from .vision.weights import vision_schema
 from .weights import ModelWeights
 
 
@@ -56,4 +58,8 @@ def load_vision(path: str | Path) -> VisionEncoder:
     checkpoint = open_folder(path)
     if checkpoint.config.vision is None:
         raise InvalidRequest("model", given=str(path), expected="one with a vision_config")
-    return build_vision(checkpoint.config, checkpoint.tensors)
+    tensors = {name: checkpoint.tensors[name] for name in vision_schema(checkpoint.config)}
+    problems = find_value_problems(tensors)
+    if problems:
+        raise ModelFileError(checkpoint.path, problems)
+    return build_vision(checkpoint.config, tensors)

@@ -12,19 +12,27 @@ import torch
 
 from kernels.operations import Operations
 from kernels.reference.rope import rope_frequencies
-from kvstore.layout import BLOCK_TOKENS
 
 from ...block_pool import BlockPool
 from .attention import Attention
 from .block_cache import BlockCache
-from .compression import EntryWriter
+from .compression import EntryRows, EntryWriter, plan_entries
 from .config import DeepseekV41Config, LayerRole, plan_layers
 from .draft_context import DraftContext
 from .engram import Engram
 from .feed_forward import FeedForward
+from .layout import group_tokens
 from .observing import Observer, ignore
 from .residual import Residual, ResidualMixer, begin_residual, mean_of_streams
-from .rows import Chunk, RopeFrequencies, RowBatch, keep_tails, plan_rows
+from .rows import (
+    Chunk,
+    ImageRows,
+    RopeFrequencies,
+    RowBatch,
+    keep_tails,
+    plan_rows,
+    see_windows,
+)
 from .selection import EntrySelector, Selection
 from .state import recent_count
 from .weights import LayerWeights, ModelWeights
@@ -68,6 +76,7 @@ class DeepseekV41:
         self.mixer = ResidualMixer(config, operations)
         self.feed_forward = FeedForward(config, operations)
         self._entries = EntryWriter(config, operations, self.blocks)
+        self._entry_ratios = {role.ratio for role in self.roles if role.owns_kv}
         selector = EntrySelector(config, operations, self.blocks)
         self._attention = Attention(config, operations, self.blocks, selector)
         self._engram = Engram(config, operations, compressed_ids_V)
@@ -85,8 +94,7 @@ class DeepseekV41:
 
         A sequence is in one chunk at most. Its state's blocks must reach to the chunk's end.
         """
-        for chunk in chunks:
-            check_chunk(chunk, self.config)
+        check_chunks(chunks, self.config)
         rows = plan_rows(chunks, self.frequencies, self.weights.embedding.device, observe)
         token_ids_T = torch.cat([torch.as_tensor(chunk.token_ids) for chunk in chunks])
         compressed_ids = self._engram.compress(token_ids_T, rows)
@@ -120,6 +128,8 @@ class DeepseekV41:
     ) -> tuple[RowBatch, Residual]:
         """All layers; the rows that are left are those that ran through the decoder half."""
         selection = Selection()
+        entries = {ratio: plan_entries(rows, ratio) for ratio in self._entry_ratios}
+        rows = see_windows(rows, self.config.window, is_decoder=False)
         targets = []
         for role, weights in zip(self.roles, self.weights.layers, strict=True):
             if role.engram is not None:
@@ -127,29 +137,43 @@ class DeepseekV41:
                 residual = self._engram.add(
                     role.engram, weights.engram, residual, rows, compressed_ids
                 )
+            x_TE = self.mixer.enter(residual, weights.attention_norm)
+            if role.owns_kv:
+                self._write_entries(role, weights, x_TE, rows, entries[role.ratio])
+            if role.index == self.config.decoder_start:
+                rows, residual, x_TE = self._enter_decoder(chunks, rows, residual, x_TE)
+                if rows.count == 0:
+                    return rows, residual
             if role.index in self.config.draft.target_layer_ids:
                 targets.append(mean_of_streams(residual.streams_TNE))
-            x_TE = self.mixer.enter(residual, weights.attention_norm)
-            self._write_entries(role, weights, x_TE, rows)
-            if role.index == self.config.decoder_start:
-                rows, kept = keep_tails(rows, [begin_decoder(chunk) for chunk in chunks])
-                residual, x_TE = residual[kept], x_TE[kept]
-            if rows.count == 0:
-                return rows, residual
             residual = self._run_layer(role, weights, x_TE, rows, residual, selection)
         if self.weights.draft is not None:
             self._draft_context.write(self.weights.draft, torch.cat(targets, dim=1), rows)
         return rows, residual
 
     def _write_entries(
-        self, role: LayerRole, weights: LayerWeights, x_TE: torch.Tensor, rows: RowBatch
+        self,
+        role: LayerRole,
+        weights: LayerWeights,
+        x_TE: torch.Tensor,
+        rows: RowBatch,
+        entries: EntryRows,
     ) -> None:
         """An owner's entries are those of all rows, of those too that end here."""
-        if role.owns_kv:
-            compressor, indexer = weights.attention.compressor, weights.attention.indexer
-            assert compressor is not None
-            assert indexer is not None
-            self._entries.write(role, compressor, indexer, x_TE, rows)
+        compressor, indexer = weights.attention.compressor, weights.attention.indexer
+        assert compressor is not None
+        assert indexer is not None
+        self._entries.write(role, compressor, indexer, x_TE, rows, entries)
+
+    def _enter_decoder(
+        self, chunks: Sequence[Chunk], rows: RowBatch, residual: Residual, x_TE: torch.Tensor
+    ) -> tuple[RowBatch, Residual, torch.Tensor]:
+        """Rows, residual and normed input of what goes on into the decoder half."""
+        firsts = [begin_decoder(chunk) for chunk in chunks]
+        if any(first > span.first for first, span in zip(firsts, rows.spans, strict=True)):
+            rows, kept = keep_tails(rows, firsts)
+            residual, x_TE = residual[kept], x_TE[kept]
+        return see_windows(rows, self.config.window, is_decoder=True), residual, x_TE
 
     def _run_layer(
         self,
@@ -208,13 +232,26 @@ def begin_decoder(chunk: Chunk) -> int:
     return chunk.decoder_first
 
 
-def check_chunk(chunk: Chunk, config: DeepseekV41Config) -> None:
+def check_chunks(chunks: Sequence[Chunk], config: DeepseekV41Config) -> None:
     """Broken invariants of the caller end the pass before it wrote anything."""
-    end = chunk.state.length + len(chunk.token_ids)
-    assert chunk.token_ids is not None
-    assert len(chunk.token_ids) > 0, "a chunk without tokens"
-    assert end <= config.positions_max, (end, config.positions_max)
-    room = len(chunk.state.block_ids) * BLOCK_TOKENS
-    assert end <= room, (end, room)
-    if chunk.image is not None:
-        assert len(chunk.image.is_image_T) == len(chunk.token_ids)
+    assert chunks, "a pass without sequences"
+    assert len({id(chunk.state) for chunk in chunks}) == len(chunks), "a sequence is there twice"
+    for chunk in chunks:
+        ids = chunk.token_ids
+        assert len(ids) > 0, "a chunk without tokens"
+        assert 0 <= min(ids) <= max(ids) < config.vocabulary, (min(ids), max(ids))
+        end = chunk.state.length + len(ids)
+        assert end <= config.positions_max, (end, config.positions_max)
+        assert end <= chunk.state.capacity_tokens, (end, chunk.state.capacity_tokens)
+        assert chunk.entries_first % group_tokens(config) == 0, chunk.entries_first
+        if chunk.image is not None:
+            check_image(chunk.image, len(ids), config.hidden)
+
+
+def check_image(image: ImageRows, tokens: int, hidden: int) -> None:
+    """As `check_chunks`: a wrong shape would be spread over the rows, not refused."""
+    assert image.is_image_T.dtype == torch.bool, image.is_image_T.dtype
+    assert image.is_image_T.shape == (tokens,), (image.is_image_T.shape, tokens)
+    if image.embeddings is not None:
+        expected = (int(image.is_image_T.sum()), hidden)
+        assert image.embeddings.shape == expected, (image.embeddings.shape, expected)

@@ -29,17 +29,23 @@ class Ring:
         """Put rows at `position` and after it; of more than the ring has room for, the last.
 
         Rows of later positions count as taken back. A write that does not continue or replace what
-        is there makes all rows before it unreadable.
+        is there makes all rows before it unreadable. No rows change nothing.
         """
         assert position >= 0, position
         assert rows.shape[1:] == self.rows.shape[1:], (rows.shape, self.rows.shape)
         assert rows.dtype == self.rows.dtype, (rows.dtype, self.rows.dtype)
+        if len(rows) == 0:
+            return
         if not self.first <= position <= self.end:
             self.first = position
         self.end = position + len(rows)
         self.first = max(self.first, self.end - len(self.rows))
         kept = rows[-len(self.rows) :]
-        self.rows[self._slots(self.end - len(kept), self.end)] = kept
+        at = 0
+        for run in self._runs(self.end - len(kept), self.end):
+            count = run.stop - run.start
+            self.rows[run] = kept[at : at + count]
+            at += count
 
     def read(self, first: int, end: int) -> torch.Tensor:
         """A copy of the rows of positions first .. end - 1, in order of position."""
@@ -48,12 +54,13 @@ class Ring:
             f"rows {first} to {end - 1} asked for, readable are "
             f"{self.readable_from} to {self.end - 1}"
         )
-        return self.rows[self._slots(first, end)]
+        return torch.cat([self.rows[run] for run in self._runs(first, end)])
 
     def rewind(self, length: int) -> None:
-        """Take back the rows of positions `length` and after."""
+        """Take back the rows of positions `length` and after; what comes there may be read."""
         self.end = min(self.end, length)
         self.first = min(self.first, self.end)
+        self.start = min(self.start, length)
 
     def hold(self, first: int, end: int) -> None:
         """Say that the rows of positions first .. end - 1 stand in the ring."""
@@ -64,8 +71,15 @@ class Ring:
         """Zero the rows that may not be read, so that none of another sequence gets out."""
         is_dead = torch.ones(len(self.rows), dtype=torch.bool)
         if self.readable_from < self.end:
-            is_dead[self._slots(self.readable_from, self.end)] = False
+            for run in self._runs(self.readable_from, self.end):
+                is_dead[run] = False
         self.rows[is_dead] = 0
 
-    def _slots(self, first: int, end: int) -> torch.Tensor:
-        return torch.arange(first, end) % len(self.rows)
+    def _runs(self, first: int, end: int) -> list[slice]:
+        """Where the rows of positions first .. end - 1 stand: in one run, or around the end."""
+        size = len(self.rows)
+        begin = first % size
+        stop = begin + end - first
+        if stop <= size:
+            return [slice(begin, stop)]
+        return [slice(begin, size), slice(0, stop - size)]

@@ -1,7 +1,8 @@
-"""The rows of one forward pass: which token of which sequence each row is.
+"""The rows of one forward pass: which token of which sequence each row is, and what it may see.
 
 A pass runs the next tokens of one or more sequences together. What is done row by row sees only
-`positions_T` and the tiles; what needs a sequence's cache goes span by span.
+`positions_T` and the tiles; what needs a sequence's cache goes span by span. What is the same for
+all layers is worked out here, once.
 """
 
 from collections.abc import Sequence
@@ -84,10 +85,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowView:
+    """Which window rows the queries of a span see: row 0 stands at position `base`.
+
+    `index_TW` int64 [T, window], ascending; -1 where there is no row to see. Rows from the span's
+    own first position on are of the pass itself, those before are in the sequence's ring.
+    """
+
+    base: int
+    index_TW: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBatch:
     """All rows of a pass, or those that go on into the decoder half."""
 
     spans: tuple[Span, ...]
+    windows: tuple[WindowView, ...] = ()
+    """One for each span, once `see_windows` was asked for the half that runs."""
     positions_T: torch.Tensor
     is_image_T: torch.Tensor
     tiles: RowTiles
@@ -160,6 +175,31 @@ def keep_tails(rows: RowBatch, decoder_firsts: Sequence[int]) -> tuple[RowBatch,
     return _batch(spans, rows.is_image_T[index], rows.frequencies, rows.observe), index
 
 
+def see_windows(rows: RowBatch, window: int, *, is_decoder: bool) -> RowBatch:
+    """The rows with what their queries see of the rings of one half's layers.
+
+    A query at p sees positions max(p - window + 1, window start of the half) .. p.
+    """
+    views = []
+    for span in rows.spans:
+        state = span.state
+        start = state.decoder_window_start if is_decoder else state.encoder_window_start
+        base = min(max(start, span.first - window + 1), span.first)
+        index_TW = window_index(span.positions_T, window, start, base)
+        views.append(WindowView(base=base, index_TW=index_TW))
+    return replace(rows, windows=tuple(views))
+
+
+def window_index(positions_T: torch.Tensor, window: int, start: int, base: int) -> torch.Tensor:
+    """int64 [T, window]: for each query the rows from max(p - window + 1, start) to its own p.
+
+    Row 0 stands at position `base`; -1 where there is none.
+    """
+    offsets = torch.arange(1 - window, 1, device=positions_T.device)
+    seen = positions_T.unsqueeze(1) + offsets
+    return torch.where(seen >= start, seen - base, -1)
+
+
 def _batch(
     spans: Sequence[Span],
     is_image_T: torch.Tensor,
@@ -171,7 +211,7 @@ def _batch(
         spans=tuple(spans),
         positions_T=positions_T,
         is_image_T=is_image_T,
-        tiles=plan_tiles(positions_T),
+        tiles=spans[0].tiles if len(spans) == 1 else plan_tiles(positions_T),
         rope=frequencies.tables(positions_T, is_compressed=False),
         compress_rope=frequencies.tables(positions_T, is_compressed=True),
         frequencies=frequencies,

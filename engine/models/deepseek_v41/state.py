@@ -8,7 +8,6 @@ state is saved, and where, is decided elsewhere.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import lcm
 from threading import Lock
 
 import torch
@@ -17,7 +16,7 @@ from kvstore.layout import BLOCK_TOKENS
 
 from ...errors import InvalidRequest, StateSlotsExhausted
 from .config import DeepseekV41Config
-from .layout import ByteRun, StateOffsets, state_offsets
+from .layout import ByteRun, StateOffsets, group_tokens, state_offsets
 from .ring import Ring
 
 NO_ID = -1
@@ -62,7 +61,7 @@ class SequenceState:
         self.block_ids: list[int] = []
         self.recent_ids = [NO_ID] * recent_count(config)
         self._window = config.window
-        self._group_tokens = lcm(*(ratio for ratio in config.compress_ratios if ratio))
+        self._group_tokens = group_tokens(config)
         self._offsets = offsets
         self._length = 0
         self._length_reached = 0
@@ -84,18 +83,6 @@ class SequenceState:
     def capacity_tokens(self) -> int:
         """Tokens that the sequence's blocks have room for."""
         return len(self.block_ids) * BLOCK_TOKENS
-
-    @property
-    def rings(self) -> list[torch.Tensor]:
-        """Window rows uint8 [ring rows, row bytes] of each layer, then of each draft stage.
-
-        Views, the row of position p at p mod ring rows. No account is kept of what is written here.
-        """
-        return [ring.rows for ring in self.window_rings]
-
-    def compressor_ring(self, owner: int) -> torch.Tensor:
-        """View float32 [rows, 2 (gate, content), D] of an owner layer, position p at p mod rows."""
-        return self.compressor_rings[owner].rows
 
     @property
     def window_memory(self) -> torch.Tensor:
@@ -170,7 +157,8 @@ class SequenceState:
         """Take back the tokens from `length` on, and every row written beyond it.
 
         At most draft block tokens + 1 before the end of all that was ever written: that far the
-        rings still have the window, and `recent_ids` the lookback.
+        rings still have the window, and `recent_ids` the lookback. A window start beyond `length`
+        comes back to it: what is written next may be seen.
         """
         length_min = max(self._length_min, self._length_reached - self._rewind_tokens_max)
         assert length_min <= length <= self._length, (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.threads import prepare_environment
 
-TOKENS = 12
+TOKENS = 5
 
 
 def main() -> None:

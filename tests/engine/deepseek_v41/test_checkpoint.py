@@ -1,6 +1,8 @@
 """Folders of a model: written, opened and loaded with equal values; the golden one too."""
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -127,6 +129,28 @@ def test_table_stays_as_stored_and_other_matrices_do_not(tmp_path: Path) -> None
     assert engram.kv.dtype == weights.layers[0].experts.gate.dtype == torch.float32
 
 
+def test_tables_are_mapped_and_other_tensors_copied(tmp_path: Path) -> None:
+    tensors = open_folder(write_tiny(tmp_path / "model", quantised=True)).tensors
+    prefix = "layers.1.engram.embed"
+    mapped = {f"{prefix}.weight", f"{prefix}.scale"}
+    for name in [*mapped, "norm.weight", "layers.1.engram.wkv.weight"]:
+        one, other = tensors[name], tensors[name]
+        assert (one.data_ptr() == other.data_ptr()) == (name in mapped), name
+
+
+def test_asking_for_a_name_reads_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = open_folder(write_tiny(tmp_path / "model")).tensors
+
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr(torch.Tensor, "clone", refuse)
+    assert "norm.weight" in tensors
+    assert "norm.scale" not in tensors
+    with pytest.raises(AssertionError, match="read"):
+        tensors["norm.weight"]
+
+
 def test_asked_type_spares_what_is_always_float32(tmp_path: Path) -> None:
     _, weights = load_weights(write_tiny(tmp_path / "model"), torch.bfloat16)
     assert weights.layers[0].attention.q_a.dtype == torch.bfloat16
@@ -233,6 +257,41 @@ def test_no_half_written_folder_can_be_opened(
     with pytest.raises(ModelFileError, match=r"config\.json: there is no such file"):
         open_folder(folder)
     assert not list(folder.glob(".partial-*"))
+
+
+def test_config_is_gone_from_the_disk_before_other_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut must not bring the old config.json back to shards of two checkpoints."""
+    folder = write_tiny(tmp_path / "model", is_sharded=True)
+    steps: list[str] = []
+    unlink, rename, sync = Path.unlink, Path.rename, os.fsync
+
+    def watch_unlink(path: Path, missing_ok: bool = False) -> None:
+        if not path.name.startswith(".partial-"):
+            steps.append(f"remove {path.name}")
+        unlink(path, missing_ok=missing_ok)
+
+    def watch_rename(path: Path, target: Path) -> Path:
+        steps.append(f"place {target.name}")
+        return rename(path, target)
+
+    def watch_sync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            steps.append("sync folder")
+        sync(handle)
+
+    monkeypatch.setattr(Path, "unlink", watch_unlink)
+    monkeypatch.setattr(Path, "rename", watch_rename)
+    monkeypatch.setattr(os, "fsync", watch_sync)
+    write_tiny(folder)
+    shards = [step for step in steps if step.startswith("remove model")]
+    assert len(shards) > 2
+    assert [step for step in steps if step not in shards] == [
+        *("remove config.json", "sync folder", "place model.safetensors", "sync folder"),
+        *("place config.json", "sync folder"),
+    ]
+    assert steps[:2] == ["remove config.json", "sync folder"]
 
 
 def test_tensors_that_do_not_fit_are_not_written(tmp_path: Path) -> None:

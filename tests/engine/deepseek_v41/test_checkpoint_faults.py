@@ -179,6 +179,23 @@ def test_entry_that_makes_no_sense_is_not_called_missing(quantised: Path, tmp_pa
     assert problems_of(folder) == ["model.safetensors: 'norm.weight': dtype 'F7' is not known"]
 
 
+def test_scale_of_such_an_entry_is_not_said_to_be_alone(quantised: Path, tmp_path: Path) -> None:
+    folder = copy(quantised, tmp_path)
+    file = raw(folder)
+    file.header["layers.0.attn.wkv.weight"]["dtype"] = "F7"
+    file.write()
+    expected = "model.safetensors: 'layers.0.attn.wkv.weight': dtype 'F7' is not known"
+    assert problems_of(folder) == [expected]
+
+
+def test_names_without_end_are_cut_short(quantised: Path, tmp_path: Path) -> None:
+    folder = copy(quantised, tmp_path)
+    file = raw(folder)
+    file.header |= {"x" * 9999: {}, "y" * 9999: {**file.header["norm.weight"], "shape": [1]}}
+    file.write()
+    assert all(len(problem) < 300 for problem in problems_of(folder))
+
+
 def test_file_that_cannot_be_read_is_no_list_of_missing_tensors(
     sharded: Path, tmp_path: Path
 ) -> None:
@@ -246,6 +263,14 @@ def test_index_that_makes_no_sense_is_told(sharded: Path, tmp_path: Path, text: 
     (folder / INDEX_NAME).write_text(text)
     (problem,) = problems_of(folder)
     assert problem.startswith(INDEX_NAME)
+
+
+def test_index_that_leads_nowhere_is_told(sharded: Path, tmp_path: Path) -> None:
+    """As in a cache of links whose files were not all fetched."""
+    folder = copy(sharded, tmp_path)
+    (folder / INDEX_NAME).unlink()
+    (folder / INDEX_NAME).symlink_to(tmp_path / "none")
+    assert problems_of(folder) == [f"{INDEX_NAME}: there is no such file"]
 
 
 def test_missing_shard_is_told_with_and_without_an_index(sharded: Path, tmp_path: Path) -> None:

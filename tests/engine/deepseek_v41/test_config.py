@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest, MissingModel, ModelFileError
-from engine.models.deepseek_v41.config import DeepseekV41Config, LayerKind, plan_layers
+from engine.models.deepseek_v41.config import (
+    DeepseekV41Config,
+    LayerKind,
+    YarnScaling,
+    plan_layers,
+)
 from engine.models.deepseek_v41.config_file import (
     config_document,
     config_text,
@@ -20,6 +25,7 @@ from engine.models.deepseek_v41.config_file import (
 )
 from engine.models.deepseek_v41.config_rules import find_problems
 from engine.models.deepseek_v41.shipped import SHIPPED_CONFIGS, shipped_config
+from kernels.reference.rope import rope_frequencies
 from tests.engine.deepseek_v41.tiny_checkpoint import tiny_config
 from tests.golden_folder import golden_folder
 
@@ -180,7 +186,15 @@ RULES: dict[str, dict[str, Any]] = {
     "of the draft stages": {"compress_ratios": (0, 0, 2, 2, 2, 1, 1, 1, 1, 0, 0, 1)},
     "bos_token_id": {"bos_token_id": 384},
     "image_token_id": {"image_token_id": None},
-    "more than 0": {"swiglu_limit": 0.0},
+    "layers: given 1025": {"layers": 1025},
+    "draft stages: given 1025": {"draft": replace(NANO.draft, stages=1025)},
+    "experts of all layers": {"layers": 1024, "experts": 4096},
+    "rope_theta": {"rope_theta": 1.0},
+    "compress_rope_theta": {"compress_rope_theta": 1e-300},
+    "routed_scaling": {"routed_scaling": 1e300},
+    "swiglu_limit": {"swiglu_limit": 0.0},
+    "norm_epsilon": {"norm_epsilon": 1e-46},
+    "stream_epsilon": {"stream_epsilon": -1e-6},
 }
 
 
@@ -189,6 +203,59 @@ def test_broken_rule_is_told(rule: str) -> None:
     assert find_problems(NANO) == []
     problems = find_problems(replace(NANO, **RULES[rule]))
     assert any(rule in problem for problem in problems), problems
+
+
+@given(st.tuples(st.floats(), st.floats(), st.floats(), st.floats(), st.integers(0, 2**40)))
+@example((1.0, 16.0, 32.0, 1.0, 64))
+@example((1e4, 16.0, 1e308, 1e308, 64))
+@example((1e4, 1e-300, 32.0, 1.0, 64))
+def test_frequencies_of_sound_numbers_are_numbers(
+    numbers: tuple[float, float, float, float, int],
+) -> None:
+    theta, factor, fast, slow, positions = numbers
+    yarn = YarnScaling(factor=factor, beta_fast=fast, beta_slow=slow, original_positions=positions)
+    if not find_problems(replace(NANO, compress_rope_theta=theta, yarn=yarn)):
+        assert rope_frequencies(NANO.rope_dim, theta, yarn).isfinite().all()
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_value_without_end_is_cut_short(key: str) -> None:
+    document = nano_document()
+    document["text_config"]["rope_scaling"][key] = "x" * 9999
+    _, (problem,) = parse_config(document)
+    assert len(problem) < 200
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_other_scaling_of_positions_is_told(key: str) -> None:
+    document = nano_document()
+    document["text_config"]["rope_scaling"][key] = "linear"
+    expected = f"text_config.rope_scaling.{key}: given 'linear', expected \"yarn\""
+    assert parse_config(document) == (None, [expected])
+
+
+def test_lists_of_layers_that_never_end_are_told_in_a_few_words() -> None:
+    """Each of 1,024 layers once looked at, and named, all of its sources."""
+    ratios = (0,) + (2,) * 511 + (1,) * 512 + (0,) * 3
+    many = replace(NANO, layers=1024, compress_ratios=ratios, kv_source_ids=(-1,) * 100_000)
+    problems = find_problems(many)
+    assert "kv_source_ids: expected at most 1024 layers" in problems
+    assert sum(map(len, problems)) < 10_000
+    deep = replace(NANO, layers=100_000, compress_ratios=(1,) * 100_000)
+    assert sum(map(len, find_problems(deep))) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("layer_ids", "told"),
+    [((0, 4), None), ((-1, 4), "encoder only"), ((1, 5), "encoder only"), ((4, 1), "ascending")],
+)
+def test_tables_stand_in_layers_of_the_encoder(
+    layer_ids: tuple[int, ...], told: str | None
+) -> None:
+    assert NANO.engram is not None
+    problems = find_problems(replace(NANO, engram=replace(NANO.engram, layer_ids=layer_ids)))
+    assert len(problems) == (told is not None)
+    assert all(told is not None and told in problem for problem in problems)
 
 
 def test_tables_that_are_not_cut_by_primes_are_told() -> None:

@@ -13,6 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 
 from engine.errors import MissingModel, ModelFileError
+from engine.models.deepseek_v41 import engram_vocabulary
 from engine.models.deepseek_v41.config import DeepseekV41Config, EngramConfig
 from engine.models.deepseek_v41.engram_vocabulary import (
     TOKENIZER_FILE,
@@ -139,6 +140,19 @@ def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / TOKENIZER_FILE).write_bytes(b"\xff\xfe{}")
     with pytest.raises(ModelFileError, match="no tokenizer"):
+        read_compressed_ids(tmp_path, config_of())
+
+
+def test_file_that_cannot_be_read_or_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / TOKENIZER_FILE).mkdir()
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        read_compressed_ids(tmp_path, config_of())
+    (tmp_path / TOKENIZER_FILE).rmdir()
+    path = write_tokenizer(tmp_path)
+    monkeypatch.setattr(engram_vocabulary, "TOKENIZER_BYTES_MAX", path.stat().st_size - 1)
+    with pytest.raises(ModelFileError, match="expected at most"):
         read_compressed_ids(tmp_path, config_of())
 
 

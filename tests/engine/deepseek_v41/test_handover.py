@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -166,6 +163,18 @@ def test_rows_and_entries_that_were_taken_back_do_not_go_over() -> None:
     assert target.pack(moved) == source.pack(state)
 
 
+def test_rows_that_nobody_committed_do_not_go_over() -> None:
+    """A pass that ended after its first layer had written the rows of a draft."""
+    source, target = Engine.make(), Engine.make(0xFF)
+    state = source.begin(131)
+    state.write_window_rows(0, 131, rows_of(0, 131, 137, 66))
+    moved = target.unpack(source.pack(state))
+    assert moved.marks().length_reached == 137
+    source.grow(state, 6)
+    target.grow(moved, 6)
+    assert target.pack(moved) == source.pack(state)
+
+
 def test_parts_are_the_pools_own_memory_but_for_the_header_and_the_open_block() -> None:
     source = Engine.make()
     state = source.begin(300)
@@ -283,11 +292,12 @@ def rewritten(data: bytes, layout: str, offset: int, *values: object) -> bytes:
         ("<I", 176, 13, "number of rings: given 13, expected 14"),
         ("<I", 180, 0, "number of recent ids: given 0, expected 9"),
         ("<Q", 184, 92, r"window ring 0: given \(92, 131\), expected at most 38 rows"),
-        ("<Q", 184, 100, r"window ring 0: given \(100, 131\), expected rows 99 to 130"),
-        ("<Q", 184 + 8, 130, "window ring 0: given .* expected rows 99 to 130"),
+        ("<Q", 184, 94, r"window ring 0: given \(94, 131\), expected rows 93 to 130"),
+        ("<Q", 184 + 8, 130, "window ring 0: given .* expected rows 93 to 130"),
         ("<Q", 184 + 8 * 16 + 8, 132, "window ring 8: .* none after 130"),
         ("<QQ", 184 + 11 * 16, (9, 8), "window ring 11"),
-        ("<QQ", 184 + 13 * 16, (131, 131), "compressor ring of layer 4: .* rows 130 to 130"),
+        ("<QQ", 184 + 13 * 16, (131, 131), "compressor ring of layer 4: .* rows 124 to 130"),
+        ("<Q", 184 + 13 * 16, 125, "compressor ring of layer 4: .* rows 124 to 130"),
         ("<i", 184 + 14 * 16, -2, "recent id: given -2, expected -1 to 383"),
         ("<i", 184 + 14 * 16 + 32, 384, "recent id: given 384"),
     ],
@@ -386,7 +396,7 @@ def test_window_is_a_view_of_the_slot() -> None:
     source = Engine.make()
     state = source.begin(128)
     window = window_state(state, 128)
-    state.rings[0][0] += 1
+    state.window_rings[0].rows[0] += 1
     assert window[0] == int(state.memory[0])
 
 
@@ -435,14 +445,7 @@ def test_window_of_another_length_is_refused(change: int) -> None:
     assert state.encoder_window_start == 128
 
 
-GO_ON = """
-import sys
-from pathlib import Path
-from tests.engine.deepseek_v41.test_handover import go_on
-print(*go_on(Path(sys.argv[1]).read_bytes()))
-"""
-GO_ON_TOKENS = 10
-CHECKOUT = Path(__file__).parents[3]
+GO_ON_TOKENS = 6
 
 
 def greedy(bench: ModelBench, state: SequenceState, token_id: int, tokens: int) -> list[int]:
@@ -455,7 +458,7 @@ def greedy(bench: ModelBench, state: SequenceState, token_id: int, tokens: int) 
 
 
 def go_on(data: bytes) -> list[int]:
-    """What the nano model of this process says next, in a slot and blocks used before."""
+    """What the nano model says next in a slot and blocks used before."""
     bench = nano_bench()
     for pool in (bench.states, bench.blocks):
         pool.memory.fill_(0xFF)
@@ -478,15 +481,3 @@ def test_model_goes_on_with_equal_tokens_after_a_cut(bench: ModelBench, length: 
     data = pack_state(state, states=bench.states, blocks=bench.blocks, model_id=MODEL_ID)
     assert go_on(data) == greedy(bench, state, 7, GO_ON_TOKENS)
     bench.end(state)
-
-
-@pytest.mark.slow
-def test_fresh_process_goes_on_with_equal_tokens(bench: ModelBench, tmp_path: Path) -> None:
-    state = bench.begin(200)
-    bench.run(state, [number * 7 % 380 + 3 for number in range(151)])
-    data = pack_state(state, states=bench.states, blocks=bench.blocks, model_id=MODEL_ID)
-    (tmp_path / "state").write_bytes(data)
-    command = [sys.executable, "-c", GO_ON, str(tmp_path / "state")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=CHECKOUT)
-    assert done.stderr == ""
-    assert [int(word) for word in done.stdout.split()] == greedy(bench, state, 7, GO_ON_TOKENS)

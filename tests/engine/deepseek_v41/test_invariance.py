@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.models.deepseek_v41.handover import pack_state
 from engine.models.deepseek_v41.rows import Chunk
 from engine.models.deepseek_v41.shipped import shipped_config
 
+from .greedy import MODEL_ID
 from .model_bench import ModelBench, nano_bench
 
 CONFIG = shipped_config("v41-nano")
@@ -150,6 +152,14 @@ def test_sequences_of_one_pass_do_not_see_each_other(
             parts.append(logits)
     for state, parts, length in zip(states, results, lengths, strict=True):
         assert torch.equal(torch.cat(parts), reference.of(length + 4)[0])
+        alone = bench.begin(length + 4)
+        bench.run(alone, token_ids[: length + 4])
+        packed, packed_alone = (
+            pack_state(its, states=bench.states, blocks=bench.blocks, model_id=MODEL_ID)
+            for its in (state, alone)
+        )
+        assert packed == packed_alone
+        bench.end(alone)
         bench.end(state)
 
 

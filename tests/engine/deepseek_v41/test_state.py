@@ -135,29 +135,31 @@ def test_pool_gives_no_slot_to_two_threads() -> None:
 
 def test_rings_are_views_of_the_slot_in_order_of_layer() -> None:
     state = StatePool(CONFIG, slots=1).allocate()
-    assert len(state.rings) == 12
-    for number, ring in enumerate(state.rings):
-        assert ring.shape == (RING_ROWS, 66)
-        ring.fill_(number + 1)
+    assert len(state.window_rings) == 12
+    for number, ring in enumerate(state.window_rings):
+        assert ring.rows.shape == (RING_ROWS, 66)
+        ring.rows.fill_(number + 1)
     ring_bytes = RING_ROWS * 66
     padded_bytes = -(-ring_bytes // 32) * 32
     for number in range(12):
         run = state.memory[number * padded_bytes : (number + 1) * padded_bytes]
         assert (run[:ring_bytes] == number + 1).all()
         assert not run[ring_bytes:].any()
-    assert state.compressor_ring(OWNER).shape == (COMPRESSOR_ROWS, 2, 64)
-    assert state.compressor_ring(OWNER).dtype == torch.float32
-    state.compressor_ring(OWNER)[0, 0, 0] = 1.0
+    rows = state.compressor_rings[OWNER].rows
+    assert rows.shape == (COMPRESSOR_ROWS, 2, 64)
+    assert rows.dtype == torch.float32
+    rows[0, 0, 0] = 1.0
     assert bytes(state.memory[12 * padded_bytes : 12 * padded_bytes + 4].numpy()) == b"\0\0\x80\x3f"
 
 
 def test_row_of_a_position_stands_at_its_place_in_the_ring() -> None:
     writer = Writer(StatePool(CONFIG, slots=1).allocate())
     writer.append(131)
-    ring = writer.state.rings[4]
+    ring = writer.state.window_rings[4].rows
     for position in (130, 110):
         assert torch.equal(ring[position % RING_ROWS], window_rows(4, position, [1])[0])
-    assert torch.equal(writer.state.compressor_ring(4)[130 % 7], compressor_rows(130, [1])[0])
+    ring = writer.state.compressor_rings[4].rows
+    assert torch.equal(ring[130 % 7], compressor_rows(130, [1])[0])
 
 
 @pytest.mark.parametrize(
@@ -259,6 +261,16 @@ def test_rewind_counts_rows_that_were_written_and_not_committed() -> None:
     writer = Writer(StatePool(CONFIG, slots=1).allocate())
     writer.append(40)
     writer.write(4)
+    writer.rewind(38)
+    writer.check()
+    with pytest.raises(AssertionError, match="rewind to 37, allowed are 38 to 38"):
+        writer.rewind(37)
+
+
+def test_rewind_counts_the_rows_of_a_pass_that_ended_in_its_first_layer() -> None:
+    writer = Writer(StatePool(CONFIG, slots=1).allocate())
+    writer.append(40)
+    writer.state.write_window_rows(0, 40, window_rows(0, 40, [9] * 4))
     writer.rewind(38)
     writer.check()
     with pytest.raises(AssertionError, match="rewind to 37, allowed are 38 to 38"):
@@ -370,4 +382,4 @@ def test_clearing_keeps_what_may_be_read_and_nothing_else() -> None:
         state.clear_unreadable()
         writer.check()
     assert torch.equal(states[0].memory, states[1].memory)
-    assert int((states[0].rings[0].sum(1) != 0).sum()) == 13
+    assert int((states[0].window_rings[0].rows.sum(1) != 0).sum()) == 13

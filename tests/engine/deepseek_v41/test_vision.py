@@ -12,9 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, ModelFileError
+from engine.models.deepseek_v41.checkpoint.tensor_schema import tensor_schema
+from engine.models.deepseek_v41.checkpoint.writer import write_folder
 from engine.models.deepseek_v41.config import VisionConfig
+from engine.models.deepseek_v41.load import load_vision
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.vision.aligner import unfold_patches
 from engine.models.deepseek_v41.vision.encoder import VisionEncoder, build_vision
@@ -27,8 +31,15 @@ from engine.models.deepseek_v41.vision.image_size import (
     token_grid,
 )
 from engine.models.deepseek_v41.vision.image_span import SpanPart, fill_span, plan_span
-from engine.models.deepseek_v41.vision.pixels import PIXELS_MAX, fit_image, normalise, patchify
+from engine.models.deepseek_v41.vision.pixels import (
+    PIXELS_MAX,
+    choose_inner_size,
+    fit_image,
+    normalise,
+    patchify,
+)
 from engine.models.deepseek_v41.vision.weights import vision_schema
+from tests.engine.deepseek_v41.tiny_checkpoint import tiny_config, tiny_tensors, write_tiny
 from tests.engine.deepseek_v41.vision_by_loops import encode_by_loops
 
 with np.load(Path(__file__).parents[1] / "golden" / "vision" / "pixels.npz") as file:
@@ -221,6 +232,24 @@ def test_wide_image_is_squeezed_when_the_ratio_is_limited() -> None:
     assert not (fit_image(image, size, limited)[:, 0] == 127).all()
 
 
+@pytest.mark.parametrize(
+    ("image", "size", "inner"),
+    [
+        ((3, 4), (30, 40), (30, 40)),
+        ((3, 4), (30, 50), (30, 40)),
+        ((3, 4), (50, 40), (30, 40)),
+        ((1, 100_000), (14, 14_000), (1, 14_000)),
+        ((100_000, 1), (14_000, 14), (14_000, 1)),
+    ],
+)
+def test_image_fills_its_size_as_its_ratio_allows(
+    image: tuple[int, int], size: tuple[int, int], inner: tuple[int, int]
+) -> None:
+    outer = ImageSize(height=size[0], width=size[1])
+    expected = ImageSize(height=inner[0], width=inner[1])
+    assert choose_inner_size(*image, outer, FLASH) == expected
+
+
 def test_pixels_are_mapped_to_minus_one_to_one() -> None:
     assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]
     assert normalise(torch.tensor([0.0, 0.5, 1.0])).tolist() == [-1.0, 0.0, 1.0]
@@ -300,6 +329,13 @@ def test_encoder_gives_the_same_bits_again_and_after_other_images(encoder: Visio
     assert torch.equal(first, encoder.encode(image).embeddings)
 
 
+def test_encoder_takes_floats_from_zero_to_one(encoder: VisionEncoder) -> None:
+    image = random_bytes(8, 6)
+    image[0, 0], image[7, 5] = 0, 255
+    as_floats = encoder.encode(image.to(torch.float32) / 255).embeddings
+    assert torch.equal(as_floats, encoder.encode(image).embeddings)
+
+
 def test_encoder_takes_strided_images(encoder: VisionEncoder) -> None:
     wide = random_bytes(12, 20)
     view = wide.permute(1, 0, 2)[::2]
@@ -329,6 +365,23 @@ def test_encoder_of_the_nano_model_fills_a_span_of_the_text_model() -> None:
     assert encoded.embeddings.isfinite().all()
 
 
+def test_encoder_is_loaded_from_a_folder(tmp_path: Path) -> None:
+    image = random_bytes(20, 30)
+    expected = build_vision(tiny_config(), tiny_tensors()).encode(image).embeddings
+    encoder = load_vision(write_tiny(tmp_path / "model", quantised=True))
+    assert torch.equal(encoder.encode(image).embeddings, expected)
+
+
+def test_folder_of_a_text_model_has_no_encoder(tmp_path: Path) -> None:
+    config = replace(tiny_config(), vision=None)
+    text = {
+        name: tensor for name, tensor in tiny_tensors().items() if name in tensor_schema(config)
+    }
+    write_folder(tmp_path / "model", config, text)
+    with pytest.raises(InvalidRequest, match="vision_config"):
+        load_vision(tmp_path / "model")
+
+
 def test_schema_of_the_released_model_has_its_names_and_shapes() -> None:
     schema = vision_schema(FLASH_CONFIG)
     assert len(schema) == 2 + 32 * 8 + 1 + 4 + 3
@@ -356,6 +409,7 @@ def test_schema_of_the_released_model_has_its_names_and_shapes() -> None:
         (torch.zeros(4, 4, 3, dtype=torch.int32), "type: given torch.int32"),
         (torch.zeros(4, 4, 3, dtype=torch.bool), "type: given torch.bool"),
         (torch.zeros(4, 4, 3, dtype=torch.complex64), "type: given torch.complex64"),
+        (torch.zeros(4, 4, 3).to(torch.float8_e4m3fn), "type: given torch.float8_e4m3fn"),
         (torch.zeros(0, 4, 3, dtype=torch.uint8), "size: given 0 x 4"),
         (torch.zeros(4, 0, 3), "size: given 4 x 0"),
         (torch.zeros(1, 1, 3).expand(1 << 14, (1 << 12) + 1, 3), f"1 to {PIXELS_MAX} pixels"),
@@ -396,3 +450,14 @@ def test_every_tensor_that_does_not_fit_is_named() -> None:
 def test_many_tensors_that_do_not_fit_are_counted() -> None:
     with pytest.raises(InvalidRequest, match=f"and {len(random_tensors(0)) - 8} more"):
         build_vision(SMALL_CONFIG, {})
+
+
+def test_vision_tensors_that_hold_no_numbers_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "model", quantised=False)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    name = sorted(vision_schema(tiny_config()))[0]
+    tensors[name].fill_(float("inf"))
+    save_file(tensors, file)
+    with pytest.raises(ModelFileError, match=name):
+        load_vision(tmp_path / "model")

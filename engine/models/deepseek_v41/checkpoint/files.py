@@ -60,8 +60,9 @@ def find_files(folder: Path, overriding: Sequence[str] = ()) -> CheckpointFiles:
     safetensors files. `overriding` files come last and replace tensors of the same name.
     """
     found = CheckpointFiles()
-    present = [name for name in _list_files(folder, found) if name not in overriding]
-    if (folder / INDEX_NAME).exists():
+    listed = _list_files(folder, found)
+    present = [name for name in listed if _is_tensor_file(name) and name not in overriding]
+    if INDEX_NAME in listed:
         _add_indexed(folder, present, found)
     else:
         if WHOLE_NAME in present:
@@ -79,11 +80,7 @@ def find_files(folder: Path, overriding: Sequence[str] = ()) -> CheckpointFiles:
 
 def _list_files(folder: Path, found: CheckpointFiles) -> list[str]:
     try:
-        return sorted(
-            path.name
-            for path in folder.iterdir()
-            if path.name.endswith(SUFFIX) and not path.name.startswith(".")
-        )
+        return sorted(path.name for path in folder.iterdir())
     except OSError as error:
         found.fail(f"cannot be listed ({error})")
         return []
@@ -112,8 +109,12 @@ def _add_indexed(folder: Path, present: list[str], found: CheckpointFiles) -> No
         found.problems += _index_problems(places, found.holders)
 
 
+def _is_tensor_file(name: str) -> bool:
+    return name.endswith(SUFFIX) and not name.startswith(".")
+
+
 def _is_plain_name(name: str) -> bool:
-    return name.endswith(SUFFIX) and name.isprintable() and not re.search(r"[/\\]|^\.", name)
+    return _is_tensor_file(name) and name.isprintable() and not re.search(r"[/\\]", name)
 
 
 def _index_problems(places: dict[str, str], holders: dict[str, str]) -> list[str]:

@@ -22,15 +22,15 @@ from ..config_file import CONFIG_NAME, config_document, read_config
 from ..weights import ModelWeights
 from .files import CheckpointFiles, find_files
 from .tensor_checks import find_missing, find_unfit, find_value_problems
-from .tensor_schema import Storage, TensorSpec, tensor_schema
+from .tensor_schema import Storage, TensorSpec, scale_name, tensor_schema
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """An open folder. `tensors` are read as they are asked for, quantised ones as stored.
 
-    N-gram tables stay on disk, mapped into memory; all other tensors are copies. The files may be
-    replaced by others meanwhile, but must not be written to.
+    N-gram tables and their scales stay on disk, mapped into memory; all other tensors are copies.
+    The files may be replaced by others meanwhile, but must not be written to.
     """
 
     path: Path
@@ -96,7 +96,7 @@ def contents_sha256(config: DeepseekV41Config, tensors: Mapping[str, torch.Tenso
     """Hex sha256 of sizes and tensors as they are stored: names, types, shapes and bytes.
 
     It does not depend on files, shards or the order of tensors. This is the weights revision in a
-    namespace of cache keys.
+    namespace of cache keys, where the tokenizer, which Engram's ids follow from, has another place.
     """
     sizes = config_document(config, quantised=False)
     digest = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode())
@@ -127,22 +127,26 @@ def _open_tensors(
         # RuntimeError: there is no room to map the file.
         raise ModelFileError(path, [f"cannot be read ({error})"]) from error
     tables = {name for name, spec in schema.items() if spec.storage is Storage.FP8_ROWS}
-    return _StoredTensors(files.holders, readers, tables)
+    return _StoredTensors(files.holders, readers, tables | {scale_name(name) for name in tables})
 
 
 class _StoredTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, read anew at each access."""
+    """Tensors by name, read anew at each access; those of `mapped` are not copied."""
 
     def __init__(
-        self, holders: Mapping[str, str], readers: Mapping[str, Any], tables: set[str]
+        self, holders: Mapping[str, str], readers: Mapping[str, Any], mapped: set[str]
     ) -> None:
         self._holders = holders
         self._readers = readers
-        self._tables = tables
+        self._mapped = mapped
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._readers[self._holders[name]].get_tensor(name)
-        return tensor if name in self._tables else tensor.clone()
+        return tensor if name in self._mapped else tensor.clone()
+
+    def __contains__(self, name: object) -> bool:
+        # What the base class does is to read the tensor.
+        return name in self._holders
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._holders)

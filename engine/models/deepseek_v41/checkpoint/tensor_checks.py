@@ -44,18 +44,14 @@ def find_tensor_problems(
 
 
 def find_unfit(schema: Mapping[str, TensorSpec], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Tensors that are unknown, misshapen or of a wrong type; scales that belong to nothing."""
-    unknown: list[str] = []
-    unfit: list[str] = []
-    scales = {scale_name(name): name for name, spec in schema.items() if spec.may_be_quantised}
-    for name in stored:
-        if name in schema:
-            unfit += _unfit(name, schema[name], stored)
-        elif name not in scales:
-            unknown.append(f"unknown tensor {name!r:.120}")
-        elif scales[name] not in stored:
-            unfit.append(f"{name}: a scale without its tensor")
-    return [*unknown, *unfit]
+    """Tensors that are unknown, misshapen or of a wrong type, and scales that do not fit theirs."""
+    scales = {scale_name(name) for name, spec in schema.items() if spec.may_be_quantised}
+    unknown = stored.keys() - schema.keys() - scales
+    found = [f"unknown tensor {name!r:.120}" for name in sorted(unknown)]
+    for name, spec in schema.items():
+        if name in stored:
+            found += _unfit(name, spec, stored)
+    return found
 
 
 def find_missing(
@@ -64,10 +60,13 @@ def find_missing(
     """Tensors of `schema`, and scales of quantised ones, that are not among `names`."""
     found = []
     for name, spec in schema.items():
+        scale = scale_name(name)
         if name not in names:
             found.append(f"missing tensor {name}")
-        elif name in stored and _is_packed(spec, stored[name]) and scale_name(name) not in names:
-            found.append(f"missing tensor {scale_name(name)}, the scale of {name}")
+            if spec.may_be_quantised and scale in names:
+                found.append(f"{scale}: a scale without its tensor")
+        elif name in stored and _is_packed(spec, stored[name]) and scale not in names:
+            found.append(f"missing tensor {scale}, the scale of {name}")
     return found
 
 

@@ -110,12 +110,13 @@ def _parse_header(file: TensorFile, text: bytes, data_bytes: int) -> None:
             continue
         problem = _entry_problem(entry)
         if problem:
-            file.note(f"{name!r}: {problem}")
+            file.note(f"{name!r:.120}: {problem}")
             continue
         stored = StoredTensor(entry["dtype"], tuple(entry["shape"]))
         begin, end = entry["data_offsets"]
         if end - begin != stored.stored_bytes:
-            file.note(f"{name!r}: {end - begin} bytes, expected {stored.stored_bytes}")
+            expected = stored.stored_bytes
+            file.note(f"{name!r:.120}: {end - begin} bytes, expected {expected}")
             continue
         file.tensors[name] = stored
         ranges.append((begin, end))

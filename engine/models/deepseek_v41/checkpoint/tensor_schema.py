@@ -177,9 +177,10 @@ def _draft(config: DeepseekV41Config) -> Iterator[Named]:
         yield from _stream_mix(config, f"{prefix}.hc_ffn")
         yield f"{prefix}.ffn_norm.weight", norm
         yield from _experts(config, f"{prefix}.ffn", draft.experts)
+    last = f"mtp.{draft.stages - 1}"
     markov = TensorSpec((config.vocabulary, draft.markov_rank), Storage.PLAIN)
-    yield f"{prefix}.norm.weight", norm
-    yield f"{prefix}.markov_head.embed.weight", markov
-    yield f"{prefix}.markov_head.head.weight", markov
+    yield f"{last}.norm.weight", norm
+    yield f"{last}.markov_head.embed.weight", markov
+    yield f"{last}.markov_head.head.weight", markov
     confidence = TensorSpec((1, hidden + draft.markov_rank), Storage.PLAIN)
-    yield f"{prefix}.confidence_head.proj.weight", confidence
+    yield f"{last}.confidence_head.proj.weight", confidence

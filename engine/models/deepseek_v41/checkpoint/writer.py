@@ -46,6 +46,7 @@ class _Source:
     """Where a stored tensor comes from: `part` 0 or 1 of quantised `tensor`, or all of it."""
 
     tensor: str
+    storage: Storage
     part: int | None
     stored: StoredTensor
 
@@ -66,25 +67,21 @@ def write_folder(
     before anything is written; OSError if the disk refuses.
     """
     path = Path(path)
-    schema = tensor_schema(config) if not find_problems(config) else {}
-    problems = find_problems(config) or find_tensor_problems(schema, describe(tensors))
-    problems = problems or find_value_problems(tensors)
-    sources = {} if problems else _plan_sources(schema, tensors, quantised)
-    if not problems and quantised:
-        problems = _unquantisable(schema, sources)
+    sources, problems = _plan(config, tensors, quantised)
     if problems:
         raise ModelFileError(path, problems)
     shards = plan_shards({n: s.stored.stored_bytes for n, s in sources.items()}, shard_bytes_max)
     names = _shard_names(len(shards))
+    index = [INDEX_NAME] if len(shards) > 1 else []
     is_quantised = any(source.stored.dtype == SCALE_DTYPE for source in sources.values())
     path.mkdir(parents=True, exist_ok=True)
     try:
         for name, members in zip(names, shards, strict=True):
-            _save_shard(path, name, schema, tensors, {m: sources[m] for m in members})
-        if len(shards) > 1:
+            _save_shard(path, name, tensors, {m: sources[m] for m in members})
+        if index:
             _save_text(path, INDEX_NAME, _index_text(names, shards, sources))
         _save_text(path, CONFIG_NAME, config_text(config, quantised=is_quantised))
-        _publish(path, [*names, *([INDEX_NAME] if len(shards) > 1 else [])])
+        _publish(path, [*names, *index])
     finally:
         for name in (*names, INDEX_NAME, CONFIG_NAME):
             (path / (PARTIAL + name)).unlink(missing_ok=True)
@@ -106,22 +103,37 @@ def plan_shards(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
     return shards
 
 
+def _plan(
+    config: DeepseekV41Config, tensors: Mapping[str, torch.Tensor], quantised: bool
+) -> tuple[dict[str, _Source], list[str]]:
+    """What is to be stored, and everything that is against it."""
+    problems = find_problems(config)
+    if problems:
+        return {}, problems
+    schema, given = tensor_schema(config), describe(tensors)
+    problems = find_tensor_problems(schema, given) or find_value_problems(tensors)
+    if problems:
+        return {}, problems
+    sources = _plan_sources(schema, given, quantised)
+    return sources, _unquantisable(schema, sources)
+
+
 def _plan_sources(
-    schema: Mapping[str, TensorSpec], tensors: Mapping[str, torch.Tensor], quantised: bool
+    schema: Mapping[str, TensorSpec], given: Mapping[str, StoredTensor], quantised: bool
 ) -> dict[str, _Source]:
     """Stored names in the order of the model, each scale after its tensor."""
-    given = describe(tensors)
     sources = {}
     for name, spec in schema.items():
         scale = scale_name(name)
         if quantised and spec.may_be_quantised and scale not in given:
             packed = StoredTensor(PACKED_DTYPES[spec.storage], spec.packed_shape)
-            sources[name] = _Source(name, 0, packed)
-            sources[scale] = _Source(name, 1, StoredTensor(SCALE_DTYPE, spec.scale_shape))
+            scales = StoredTensor(SCALE_DTYPE, spec.scale_shape)
+            sources[name] = _Source(name, spec.storage, 0, packed)
+            sources[scale] = _Source(name, spec.storage, 1, scales)
             continue
-        sources[name] = _Source(name, None, given[name])
+        sources[name] = _Source(name, spec.storage, None, given[name])
         if spec.may_be_quantised and scale in given:
-            sources[scale] = _Source(scale, None, given[scale])
+            sources[scale] = _Source(scale, spec.storage, None, given[scale])
     return sources
 
 
@@ -141,11 +153,7 @@ def _shard_names(count: int) -> list[str]:
 
 
 def _save_shard(
-    path: Path,
-    name: str,
-    schema: Mapping[str, TensorSpec],
-    tensors: Mapping[str, torch.Tensor],
-    sources: Mapping[str, _Source],
+    path: Path, name: str, tensors: Mapping[str, torch.Tensor], sources: Mapping[str, _Source]
 ) -> None:
     stored = {}
     packed: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -153,7 +161,7 @@ def _save_shard(
         tensor = tensors[source.tensor].detach()
         if source.part is not None:
             if source.tensor not in packed:
-                packed[source.tensor] = QUANTISERS[schema[source.tensor].storage](tensor)
+                packed[source.tensor] = QUANTISERS[source.storage](tensor)
             tensor = packed[source.tensor][source.part]
         # The library refuses tensors that share memory, as the experts of a stack do.
         stored[member] = tensor.to("cpu", copy=True).contiguous()
@@ -181,6 +189,8 @@ def _save_text(path: Path, name: str, text: str) -> None:
 
 def _publish(path: Path, names: list[str]) -> None:
     (path / CONFIG_NAME).unlink(missing_ok=True)
+    # Before any other file goes or comes: with its config.json, a mixture could be opened.
+    _sync(path)
     for file in path.iterdir():
         # A writer that was killed leaves partial files behind.
         name = file.name.removeprefix(PARTIAL)

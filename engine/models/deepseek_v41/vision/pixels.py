@@ -17,6 +17,8 @@ from .image_size import ImageSize
 
 PIXELS_MAX = 1 << 26
 """Pixels of an image that is accepted (8,192 x 8,192); bounds the memory a request can ask for."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Types that torch can compare and scale; it can do neither with floats of 8 bits."""
 PADDING = 127
 """Gray around an image whose aspect ratio is not that of its size, as a byte."""
 MEAN = 0.5
@@ -30,7 +32,7 @@ def check_image(image_HWC: torch.Tensor) -> None:
     shape = list(image_HWC.shape)
     if len(shape) != 3 or shape[2] != 3:
         raise InvalidRequest("image shape", given=shape, expected="[height, width, 3], RGB last")
-    if image_HWC.dtype != torch.uint8 and not image_HWC.is_floating_point():
+    if image_HWC.dtype not in (torch.uint8, *FLOATS):
         raise InvalidRequest("image type", given=image_HWC.dtype, expected="uint8 or float")
     pixels = shape[0] * shape[1]
     if not 1 <= pixels <= PIXELS_MAX:
