@@ -22,6 +22,7 @@ from engine.threads import prepare_environment, set_thread_count
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 CHUNK_TOKENS = 512
+THREADS_MAX = 1024
 DECODE_STEPS = 32
 GROWS_WITH_CONTEXT = frozenset(
     {
@@ -78,6 +79,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all)")
     parser.add_argument("--longest", type=int, default=4096, help="longest context in tokens")
     arguments = parser.parse_args()
+    if arguments.longest < LENGTHS[0]:
+        parser.error(f"--longest: given {arguments.longest}, expected {LENGTHS[0]} or more")
+    if arguments.threads is not None and not 1 <= arguments.threads <= THREADS_MAX:
+        parser.error(f"--threads: given {arguments.threads}, expected 1 to {THREADS_MAX}")
     prepare_environment()
     set_thread_count(arguments.threads)
     from engine.errors import EngineError
@@ -85,7 +90,8 @@ def main() -> None:
     try:
         run(arguments.model, arguments.longest)
     except EngineError as error:
-        sys.exit(f"benchmarks.deepseek_v41: {error}")
+        print(f"benchmarks.deepseek_v41: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def load(path: str | None) -> Any:  # noqa: ANN401

@@ -65,11 +65,7 @@ class DraftModel:
         """
         config = self.config
         block = config.draft.block_tokens
-        context_BTE = rms_norm(
-            F.linear(targets_BTF, p["mtp.0.main_proj.weight"]),
-            p["mtp.0.main_norm.weight"],
-            config.norm_epsilon,
-        )
+        context_BTE = self._context(p, targets_BTF)
         index_AW = anchors_A.unsqueeze(-1) + torch.arange(
             1 - config.window, 1, device=anchors_A.device
         )
@@ -93,13 +89,12 @@ class DraftModel:
             )
         hidden = collapse(residual.streams, residual.pre)
         markov = _rows(p[f"{self._last}.markov_head.embed.weight"], known_BAK)
-        return Drafts(
-            self._logits(p, hidden, markov),
-            F.linear(
-                torch.cat([hidden, markov], dim=-1), p[f"{self._last}.confidence_head.proj.weight"]
-            ).squeeze(-1),
-            counts,
-        )
+        return Drafts(self._logits(p, hidden, markov), self._confidence(p, hidden, markov), counts)
+
+    def _context(self, p: Parameters, targets_BTF: torch.Tensor) -> torch.Tensor:
+        """[B, T, E]: what every stage makes its window rows of."""
+        projected = F.linear(targets_BTF, p["mtp.0.main_proj.weight"])
+        return rms_norm(projected, p["mtp.0.main_norm.weight"], self.config.norm_epsilon)
 
     def _embed(self, p: Parameters, known_BAK: torch.Tensor) -> torch.Tensor:
         first = torch.arange(known_BAK.shape[-1], device=known_BAK.device) == 0
@@ -137,6 +132,12 @@ class DraftModel:
         normed = rms_norm(hidden, p[f"{self._last}.norm.weight"], self.config.norm_epsilon)
         bias = F.linear(markov, p[f"{self._last}.markov_head.head.weight"])
         return F.linear(normed, p["head.weight"]) + bias
+
+    def _confidence(
+        self, p: Parameters, hidden: torch.Tensor, markov: torch.Tensor
+    ) -> torch.Tensor:
+        features = torch.cat([hidden, markov], dim=-1)
+        return F.linear(features, p[f"{self._last}.confidence_head.proj.weight"]).squeeze(-1)
 
 
 def _rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,22 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def settings_of(arguments: argparse.Namespace, device: torch.device) -> Settings:
+    return Settings(
+        seed=arguments.seed,
+        batch=arguments.batch,
+        tokens=arguments.tokens,
+        target_minutes=arguments.target_minutes,
+        draft_minutes=arguments.draft_minutes,
+        steps=arguments.steps,
+        log_every=arguments.log_every,
+        validate_every_s=arguments.validate_every_s,
+        validation_windows=VALIDATION_WINDOWS,
+        captures=device.type == "cuda" and not arguments.eager,
+        dropout=arguments.dropout,
+    )
+
+
 def main() -> None:
     arguments = read_arguments()
     device = torch.device(arguments.device)
@@ -74,21 +90,8 @@ def main() -> None:
     if arguments.profile:
         profile_steps(parameters, geometry, streams[0], clock=time.perf_counter)
         return
-    settings = Settings(
-        seed=arguments.seed,
-        batch=arguments.batch,
-        tokens=arguments.tokens,
-        target_minutes=arguments.target_minutes,
-        draft_minutes=arguments.draft_minutes,
-        steps=arguments.steps,
-        log_every=arguments.log_every,
-        validate_every_s=arguments.validate_every_s,
-        validation_windows=VALIDATION_WINDOWS,
-        captures=device.type == "cuda" and not arguments.eager,
-        dropout=arguments.dropout,
-    )
     training = Training(
-        settings,
+        settings_of(arguments, device),
         geometry(arguments.batch, arguments.tokens),
         parameters,
         streams,

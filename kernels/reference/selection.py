@@ -16,7 +16,8 @@ def select_topk(scores_TG: torch.Tensor, k: int) -> torch.Tensor:
     """int64 [T, k]: positions of the k largest scores of each row, ascending, then -1.
 
     Of equal scores the lowest position is taken first. -inf is never chosen; a row with fewer than
-    k other scores has the rest of its list -1. NaN is refused (assert). O(G) for a row.
+    k other scores has the rest of its list -1. NaN, of a
+    sequence that is past help, is never chosen either: rows beside it go on. O(G) for a row.
     """
     rows, width = scores_TG.shape
     chosen_TK = torch.full((rows, k), -1, dtype=torch.int64, device=scores_TG.device)
@@ -38,7 +39,8 @@ def _mark_topk(scores_TG: torch.Tensor, k: int) -> torch.Tensor:
     """bool [T, G]: which scores are chosen; 1 <= k <= G."""
     top_TK = scores_TG.topk(k, dim=-1).values
     # The library sorts NaN above everything, so a row that has one shows it first.
-    assert not top_TK[:, 0].isnan().any(), "a score is not a number"
+    if top_TK[:, 0].isnan().any():
+        return _mark_topk(scores_TG.masked_fill(scores_TG.isnan(), float("-inf")), k)
     least_T1 = top_TK[:, -1:]
     is_chosen_TG = scores_TG >= least_T1
     is_chosen_TG &= scores_TG > float("-inf")

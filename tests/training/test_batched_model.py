@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from engine.models.deepseek_v41.build_weights import build_weights
 from engine.models.deepseek_v41.config import DeepseekV41Config
 from engine.models.deepseek_v41.config_file import read_config
+from engine.models.deepseek_v41.draft import Drafter
 from tests.engine.deepseek_v41.model_bench import ModelBench
 from tests.golden_folder import golden_folder
 from training.batched_model import BatchedModel
@@ -102,6 +103,33 @@ def test_logits_are_those_of_the_engine(tokens: int) -> None:
     forward = batched.forward(parameters, ids)
     given = batched.logits(parameters, forward.hidden_BTE)[0]
     assert (given - expected).abs().max() <= TOLERANCE
+
+
+@torch.no_grad()
+def test_drafts_are_those_of_the_engine() -> None:
+    model = nano()
+    bench = ModelBench.build(
+        model.config, build_weights(model.config, model.tensors), model.compressed_ids_V
+    )
+    ids = random_ids(model.config, 1, 60)
+    anchors, drafts = [0, 14, 15, 16, 40], []
+    for anchor in anchors:
+        state = bench.begin(70)
+        bench.run(state, ids[0, : anchor + 1].tolist())
+        drafts.append(Drafter(bench.model).draft(state, int(ids[0, anchor + 1])))
+        bench.end(state)
+    known = [
+        [int(ids[0, anchor + 1]), *draft.token_ids[:-1].tolist()]
+        for anchor, draft in zip(anchors, drafts, strict=True)
+    ]
+    positions, parameters = model.positions(60), stack_experts(model.tensors)
+    targets = BatchedModel(model.config, positions).forward(parameters, ids).targets_BTF
+    given = DraftModel(model.config, positions).forward(
+        parameters, targets, torch.tensor(anchors), torch.tensor([known])
+    )
+    for index, draft in enumerate(drafts):
+        assert (given.logits[0, index] - draft.logits).abs().max() <= TOLERANCE
+        assert (given.confidence[0, index] - draft.confidence).abs().max() <= TOLERANCE
 
 
 def test_parameters_are_a_checkpoints_tensors_with_experts_stacked() -> None:

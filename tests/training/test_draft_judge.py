@@ -1,12 +1,12 @@
 """Judged drafts: what is accepted is what greedy decoding would have said, and nothing is left."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from engine.models.deepseek_v41.draft import Drafter
-from engine.models.deepseek_v41.state import SequenceState
 from tests.engine.deepseek_v41.model_bench import ModelBench, nano_bench
 from training.draft_judge import DraftJudge, choose_places
 from training.draft_scores import JudgedDraft, format_drafts, sum_up
@@ -21,11 +21,14 @@ def prompt(bench: ModelBench, tokens: int = TOKENS) -> list[int]:
     ).tolist()
 
 
-def greedy_tokens(bench: ModelBench, state: SequenceState, token_id: int, count: int) -> list[int]:
-    found = [token_id]
-    for _ in range(count):
-        found.append(int(bench.run(state, found[-1:])[-1].argmax()))
-    return found[1:]
+def greedy_tokens(bench: ModelBench, before: list[int], count: int) -> list[int]:
+    """What the model says after `before`, one token at a time."""
+    state = bench.begin(len(before) + count)
+    said = [int(bench.run(state, before)[-1].argmax())]
+    while len(said) < count:
+        said.append(int(bench.run(state, said[-1:])[-1].argmax()))
+    bench.end(state)
+    return said[:count]
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +36,28 @@ def bench() -> ModelBench:
     return nano_bench()
 
 
-def test_accepted_guesses_are_what_greedy_decoding_says(
-    bench: ModelBench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("right", [0, 2, 5])
+def test_guesses_are_accepted_up_to_the_first_that_greedy_decoding_would_not_say(
+    bench: ModelBench, monkeypatch: pytest.MonkeyPatch, right: int
 ) -> None:
-    token_id, *before = prompt(bench)
-    plain = bench.begin(TOKENS + 5)
-    bench.run(plain, before)
-    said = greedy_tokens(bench, plain, token_id, 5)
-    other = [(token + 1) % bench.model.config.vocabulary for token in said]
+    given = prompt(bench)
+    said = greedy_tokens(bench, given, 5)
+    guesses = said[:right]
+    if right < 5:
+        # What comes after the wrong guess is right again, but nobody would ever ask for it.
+        guesses = [*guesses, (said[right] + 1) % bench.model.config.vocabulary]
+        guesses += greedy_tokens(bench, given + guesses, 4 - right)
     state = bench.begin(TOKENS + 5)
-    bench.run(state, before)
-    own = Drafter.draft
-
-    for right in range(6):
-        guesses = torch.tensor(said[:right] + other[right : right + 1] + said[right + 1 :])
-
-        def scripted(self: Drafter, *given: object, guesses: torch.Tensor = guesses) -> object:
-            draft = own(self, *given)  # type: ignore[arg-type]
-            return type(draft)(guesses, draft.logits, draft.confidence)
-
-        monkeypatch.setattr(Drafter, "draft", scripted)
-        assert DraftJudge(bench.model).judge(state, token_id).accepted == right
-    bench.end(plain)
+    bench.run(state, given[:-1])
+    draft = Drafter(bench.model).draft(state, given[-1])
+    scripted = replace(draft, token_ids=torch.tensor(guesses))
+    monkeypatch.setattr(Drafter, "draft", lambda *_: scripted)
+    assert DraftJudge(bench.model).judge(state, given[-1]).accepted == right
     bench.end(state)
 
 
 def test_confidence_and_overlap_are_those_of_each_guess(bench: ModelBench) -> None:
-    token_id, *before = prompt(bench)
+    *before, token_id = prompt(bench)
     state = bench.begin(TOKENS + 5)
     bench.run(state, before)
     judged = DraftJudge(bench.model).judge(state, token_id)
@@ -75,7 +73,7 @@ def test_confidence_and_overlap_are_those_of_each_guess(bench: ModelBench) -> No
 
 
 def test_judging_leaves_the_sequence_as_it_was(bench: ModelBench) -> None:
-    token_id, *before = prompt(bench)
+    *before, token_id = prompt(bench)
     expected = bench.run(bench.begin(TOKENS), [*before, token_id])[-1]
     state = bench.begin(TOKENS + 5)
     bench.run(state, before)

@@ -119,3 +119,7 @@ def test_streams_of_training_are_the_sides_of_the_pack(
     spread = held_out.spread(3, 9)
     assert spread[0].tolist() == held_out.ids[:9].tolist()
     assert spread[2].tolist() == held_out.ids[-9:].tolist()
+    tokens = len(training.ids) - 2
+    drawn = training.sample(100, tokens, torch.Generator().manual_seed(0))
+    starts = {tuple(window) for window in drawn.tolist()}
+    assert starts == {tuple(training.ids[n : n + tokens].tolist()) for n in range(3)}

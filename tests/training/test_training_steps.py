@@ -18,7 +18,7 @@ from training.curve import draw, plan_panels
 from training.export import export_model, read_parameters
 from training.masked_selection import mark_pool, mark_topk, mark_visible
 from training.mini_config import PARAMETERS_MAX, mini_config
-from training.optimiser import learning_rate_factor, orthogonalise
+from training.optimiser import Optimiser, learning_rate_factor, orthogonalise
 from training.parameters import (
     count_parameters,
     initialise,
@@ -234,6 +234,27 @@ def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
         values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=generator)))
         assert values.min() > 0.5
         assert values.max() < 1.3
+
+
+def test_matrices_go_against_their_orthogonalised_momentum_and_shrink() -> None:
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(64, 32, generator=generator)
+    matrix = start.clone().requires_grad_()
+    optimiser = Optimiser({"layers.0.attn.wkv.weight": matrix, "layers.0.attn_norm.weight": ones()})
+    optimiser.set_rate(0.5)
+    expected, momentum, rate = start.clone(), torch.zeros(64, 32), 0.5 * 0.02
+    for _ in range(3):
+        gradient = torch.randn(64, 32, generator=generator)
+        momentum = 0.95 * momentum + 0.05 * gradient
+        update = orthogonalise(0.95 * momentum + 0.05 * gradient) * 2**0.5
+        expected = expected * (1 - rate * 0.1) - rate * update
+        matrix.grad = gradient
+        optimiser.step()
+    assert torch.allclose(matrix, expected, atol=1e-5)
+
+
+def ones() -> torch.Tensor:
+    return torch.ones(8).requires_grad_()
 
 
 def test_bias_goes_down_for_experts_with_more_than_their_share() -> None:

@@ -31,8 +31,15 @@ ENGRAM_HEADS_MAX = 256
 ENGRAM_COLUMNS_MAX = 4096
 """Each column needs a prime of its own, which takes time to find."""
 DRAFT_BLOCK_MAX = 64
+INDEX_TOPK_MAX = 1 << 14
+CANDIDATE_ENTRIES_MAX = 1 << 18
+"""Each token of a pass has lists of so many entries; V4.1-Flash has 512, and 16,384 in its pool."""
+IMAGE_PATCHES_MAX = 1 << 18
+IMAGE_PIXELS_MAX = 1 << 26
+"""Of the largest size that an image may get; V4.1-Flash has 9,216 patches of 196 pixels."""
 
 THETAS = (2.0, 1e12)
+ASPECT_RATIOS = (1.0, 1e9)
 EPSILONS = (2.0**-126, 1.0)
 """A norm divides a row of zeros by the root of it, in float32."""
 NUMBERS = {
@@ -48,7 +55,7 @@ YARN_NUMBERS = {"factor": (1.0, 1e6), "beta_slow": (1e-6, 1e6), "beta_fast": (1e
 
 SIZES = (
     *("vocabulary", "hidden", "heads", "q_rank", "output_groups", "output_rank"),
-    *("window", "index_heads", "index_topk", "candidate_blocks", "candidate_block_entries"),
+    *("window", "index_heads", "candidate_block_entries"),
     *("positions_max", "shared_experts", "expert_intermediate"),
 )
 
@@ -205,6 +212,11 @@ def _selection_problems(config: DeepseekV41Config) -> Iterator[str]:
             f"candidate_source_id: given {config.candidate_source_id}, expected the first decoder "
             f"layer, {split}"
         )
+    topk_max = min(INDEX_TOPK_MAX, config.positions_max)
+    yield from _outside("index_topk", config.index_topk, 1, topk_max)
+    entries = max(config.candidate_block_entries, 1)
+    blocks_max = min(CANDIDATE_ENTRIES_MAX // entries, -(-config.positions_max // entries))
+    yield from _outside("candidate_blocks", config.candidate_blocks, 1, blocks_max)
     # The newest block is always in the pool, and may hold one entry only.
     pool = (config.candidate_blocks - 1) * config.candidate_block_entries + 1
     if pool < config.index_topk:
@@ -212,8 +224,7 @@ def _selection_problems(config: DeepseekV41Config) -> Iterator[str]:
             f"index_topk: given {config.index_topk}, expected at most {pool}, what the smallest "
             "candidate pool holds"
         )
-    entries = config.candidate_block_entries
-    if entries >= 1 and BLOCK_TOKENS % entries:
+    if BLOCK_TOKENS % entries:
         yield f"candidate_block_entries: given {entries}, expected a divisor of {BLOCK_TOKENS}"
 
 
@@ -275,12 +286,18 @@ def _vision_problems(config: DeepseekV41Config, vision: VisionConfig) -> Iterato
     for name in ("hidden", "heads", "intermediate", "patch_pixels", "downsample"):
         yield from _outside(f"vision {name}", getattr(vision, name), 1)
     # A start, one token, its newline, an end.
-    yield from _outside("vision tokens_max", vision.tokens_max, 4)
-    yield from _outside("vision pixels_min", vision.pixels_min, 1)
+    yield from _outside("vision tokens_max", vision.tokens_max, 4, IMAGE_PATCHES_MAX)
+    yield from _outside("vision pixels_min", vision.pixels_min, 1, IMAGE_PIXELS_MAX)
+    patches = vision.tokens_max * vision.downsample**2
+    if patches > IMAGE_PATCHES_MAX or patches * vision.patch_pixels**2 > IMAGE_PIXELS_MAX:
+        yield (
+            f"vision tokens_max: given {vision.tokens_max}, expected an image of at most "
+            f"{IMAGE_PATCHES_MAX} patches and {IMAGE_PIXELS_MAX} pixels"
+        )
     if vision.heads >= 1:
         # Two axes, each rotated in pairs.
         yield from _not_multiple("vision hidden", vision.hidden, 4 * vision.heads)
     yield from _outside("vision rope_theta", vision.rope_theta, *THETAS)
     yield from _outside("vision norm_epsilon", vision.norm_epsilon, *EPSILONS)
-    if vision.aspect_ratio_max is not None and vision.aspect_ratio_max < 1:
-        yield f"vision aspect_ratio_max: given {vision.aspect_ratio_max}, expected 1 or more"
+    if vision.aspect_ratio_max is not None:
+        yield from _outside("vision aspect_ratio_max", vision.aspect_ratio_max, *ASPECT_RATIOS)

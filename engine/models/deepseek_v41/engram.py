@@ -64,8 +64,9 @@ class Engram:
 
     def ids_of(self, token_ids: Sequence[int]) -> list[int]:
         """Compressed ids of some tokens, none of an image; empty for a model without tables."""
-        if not self._has_tables:
+        if not self._has_tables or not token_ids:
             return []
+        assert 0 <= min(token_ids) <= max(token_ids) < len(self._compressed_ids_V), token_ids
         return self._compressed_ids_V[torch.as_tensor(token_ids, dtype=torch.int64)].tolist()
 
     def add(

@@ -4,11 +4,12 @@ The ids must be those that the tables were trained with. They follow from the to
 their number is known from the configuration: another one means another tokenizer.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer
+from tokenizers import Regex
 from tokenizers.normalizers import (
     NFD,
     NFKC,
@@ -20,12 +21,14 @@ from tokenizers.normalizers import (
 )
 from tokenizers.normalizers import Sequence as Normalizers
 
-from ...errors import MissingModel, ModelFileError
+from ...errors import ModelFileError
 from ...tokenizer import byte_alphabet
 from .config import DeepseekV41Config
+from .json_file import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_BYTES_MAX = 1 << 28
+TOKENIZER_BYTES_MAX = 32 << 20
+"""Some times what a vocabulary of 129,280 tokens takes."""
 
 _UNDECODABLE = "\ufffd"
 # The released rule passes a lone space through its last step as this character, so this character
@@ -44,7 +47,9 @@ _FOLDING: list[Normalizer] = [
 _FOLD = Normalizers(_FOLDING)
 _STRIP = Strip()
 
-_CHARACTERS = {byte: character for character, byte in byte_alphabet().items()}
+_BYTES = byte_alphabet()
+_CHARACTERS = {byte: character for character, byte in _BYTES.items()}
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def compress_token_texts(
@@ -99,16 +104,15 @@ def read_compressed_ids(folder: Path, config: DeepseekV41Config) -> torch.Tensor
     if engram is None:
         return torch.arange(config.vocabulary)
     path = folder / TOKENIZER_FILE
-    tokenizer = _read_tokenizer(path)
-    spellings = _spellings_by_id(tokenizer)
+    spellings = _read_spellings(path)
     tokens = len(spellings)
-    if spellings.keys() != set(range(tokens)):
-        raise ModelFileError(path, [f"given ids up to {max(spellings)} for {tokens} tokens"])
     if not engram.pad_token_id < tokens <= config.vocabulary:
         expected = f"{engram.pad_token_id + 1} to {config.vocabulary}"
         raise ModelFileError(path, [f"given {tokens} tokens, expected {expected}"])
-    texts = [tokenizer.decode([index], skip_special_tokens=False) for index in range(tokens)]
-    ids = compress_token_texts(texts, [spellings[index] for index in range(tokens)])
+    if spellings.keys() != set(range(tokens)):
+        raise ModelFileError(path, [f"given ids up to {max(spellings)} for {tokens} tokens"])
+    spelled = [spellings[index] for index in range(tokens)]
+    ids = compress_token_texts([_bytes_of(spelling) for spelling in spelled], spelled)
     compressed = int(ids.max()) + 1
     if compressed != engram.compressed_vocabulary:
         expected = f"engram_compressed_vocab_size, {engram.compressed_vocabulary}"
@@ -116,24 +120,41 @@ def read_compressed_ids(folder: Path, config: DeepseekV41Config) -> torch.Tensor
     return torch.cat([ids, ids[engram.pad_token_id].repeat(config.vocabulary - tokens)])
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        size = path.stat().st_size
-        if size > TOKENIZER_BYTES_MAX:
-            raise ModelFileError(path, [f"{size} bytes, expected at most {TOKENIZER_BYTES_MAX}"])
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingModel(path, "no such file, and Engram's ids follow from it") from None
-    except OSError as error:
-        raise ModelFileError(path, [f"cannot be read ({error})"]) from error
-    except UnicodeDecodeError as error:
-        raise ModelFileError(path, [f"no tokenizer: {error}"]) from error
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # The library raises no narrower class.
-        raise ModelFileError(path, [f"no tokenizer: {error}"]) from error
+def _read_spellings(path: Path) -> dict[int, str]:
+    """Each token's spelling by its id, of a byte-level tokenizer.json.
+
+    The file is not given to the tokenizers library: a merge, a normaliser or a decoder that makes
+    no sense ends the process there, or never ends.
+    """
+    document = read_json(path, bytes_max=TOKENIZER_BYTES_MAX)
+    decoder, model = document.get("decoder"), document.get("model")
+    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+        raise ModelFileError(path, ["no tokenizer of bytes: expected a decoder, ByteLevel"])
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = document.get("added_tokens", [])
+    if not isinstance(vocabulary, dict) or not isinstance(added, list):
+        raise ModelFileError(path, ["no tokenizer: expected model.vocab and added_tokens"])
+    tokens = list(vocabulary.items())
+    for token in added:
+        known = isinstance(token, dict) and (token.get("content"), token.get("id"))
+        tokens.append(known or (None, None))
+    if not all(_is_token(spelling, index) for spelling, index in tokens):
+        raise ModelFileError(path, ["no tokenizer: expected texts with ids from 0 on"])
+    spellings: dict[int, str] = {}
+    for spelling, index in tokens:
+        if spellings.setdefault(index, spelling) != spelling:
+            raise ModelFileError(path, [f"two tokens have the id {index}"])
+    return spellings
 
 
-def _spellings_by_id(tokenizer: Tokenizer) -> dict[int, str]:
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    return {index: spelling for spelling, index in vocabulary.items()}
+def _is_token(spelling: object, index: object) -> bool:
+    # Halves of a surrogate pair, which JSON can hold, are no text.
+    is_text = isinstance(spelling, str) and not _SURROGATES.search(spelling)
+    return is_text and isinstance(index, int) and not isinstance(index, bool) and index >= 0
+
+
+def _bytes_of(spelling: str) -> bytes:
+    """What a token stands for: an added one, whose characters need not be bytes, for itself."""
+    if all(character in _BYTES for character in spelling):
+        return bytes(_BYTES[character] for character in spelling)
+    return spelling.encode()

@@ -32,7 +32,8 @@ def handover_parts(
     `model_id` (32 bytes) says which weights and arithmetic made the numbers. Slot and complete
     blocks are views of the pools' memory: valid until the state changes. Rows that nobody may read
     are zeroed in the slot, rows beyond the length taken back, so equal states give equal bytes and
-    nothing of an earlier sequence gets out.
+    nothing of an earlier sequence gets out. Not for a state in the middle of a replay: entries
+    beyond its length, which `Chunk.entries_first` counts on, are not sent.
     """
     identity = _identity_of(states, blocks, model_id)
     length = state.length
@@ -65,7 +66,7 @@ def unpack_state(
     way; StateSlotsExhausted or BlockPoolExhausted where there is no room. Nothing is allocated or
     written then.
     """
-    data = memoryview(data).cast("B")
+    data = _bytes_of(data)
     marks, header_bytes = read_header(data, _identity_of(states, blocks, model_id))
     state_bytes, block_bytes = states.offsets.state_bytes, blocks.block_bytes
     state = states.allocate()
@@ -106,14 +107,22 @@ def restore_window(state: SequenceState, data: Buffer) -> None:
     """Give a state that was begun by `start_at` the stored window before its position.
 
     Raises HandoverRefused, and changes nothing, for another number of bytes. Whether they are the
-    right ones is for the store to check: its records have key, layout and checksum.
+    right ones is for the store to check: its records have key, layout and checksum. Rows that are
+    no numbers spoil this sequence, and none beside it.
     """
-    data = memoryview(data).cast("B")
+    data = _bytes_of(data)
     stored_bytes = len(state.window_memory)
     if len(data) != stored_bytes:
         raise HandoverRefused("bytes of a window", given=len(data), expected=stored_bytes)
-    state.window_memory.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
     state.hold_stored_window()
+    state.window_memory.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+
+
+def _bytes_of(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise HandoverRefused("buffer", given="one with gaps", expected="contiguous bytes")
+    return view.cast("B")
 
 
 def _identity_of(states: StatePool, blocks: BlockPool, model_id: bytes) -> Identity:

@@ -131,6 +131,8 @@ def _read_marks(rest: memoryview, identity: Identity) -> StateMarks:
     expected_bytes = align_up(PREFIX.size + used_bytes, HEADER_ALIGN_BYTES)
     header_bytes = PREFIX.size + len(rest)
     _expect("header bytes", header_bytes, header_bytes == expected_bytes, expected_bytes)
+    padding = bytes(rest[used_bytes:])
+    _expect("padding of the header", padding.hex(), not any(padding), "zeros")
     ranges_end = FACTS.size + rings * RANGE.size
     marks = StateMarks(
         length=length,

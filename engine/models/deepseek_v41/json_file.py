@@ -7,30 +7,25 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ...errors import MissingModel, ModelFileError
+from ...errors import ModelFileError
+from .regular_file import read_regular
+
+WHITE_SPACE = b" \t\n\r"
 
 
-def read_json(path: Path, *, bytes_max: int) -> object:
-    """The JSON document in a file. Raises MissingModel or ModelFileError, and nothing else."""
+def read_json(path: Path, *, bytes_max: int) -> dict[str, Any]:
+    """The JSON object in a file. Raises MissingModel or ModelFileError, and nothing else."""
+    text = read_regular(path, bytes_max=bytes_max)
     try:
-        if not path.is_file():
-            raise MissingModel(path, "there is no such file")
-        size = path.stat().st_size
-        if size > bytes_max:
-            raise ModelFileError(path, [f"{size} bytes, expected at most {bytes_max}"])
-        return parse_json(path.read_bytes())
-    except ModelFileError:
-        raise
-    except OSError as error:
-        raise ModelFileError(path, [f"cannot be read ({error})"]) from error
+        return parse_json(text)
     except ValueError as error:
         raise ModelFileError(path, [str(error)]) from error
 
 
-def parse_json(text: bytes) -> object:
-    """A JSON document in which no object has a key twice. Raises ValueError with what is wrong."""
+def parse_json(text: bytes) -> dict[str, Any]:
+    """A JSON object in which none has a key twice. Raises ValueError with what is wrong."""
 
     def reject(name: str) -> NoReturn:
         raise ValueError(f"{name} is no JSON number")
@@ -43,8 +38,11 @@ def parse_json(text: bytes) -> object:
             raise ValueError(f"keys given twice: {', '.join(twice)}")
         return found
 
+    # Anything else is refused unparsed: a long list takes many times its bytes.
+    if not text.lstrip(WHITE_SPACE).startswith(b"{"):
+        raise ValueError("not sound JSON (expected an object)")
     try:
-        document: object = json.loads(text, parse_constant=reject, object_pairs_hook=once)
+        document: dict[str, Any] = json.loads(text, parse_constant=reject, object_pairs_hook=once)
     except RecursionError as error:
         raise ValueError("not sound JSON (nested too deep)") from error
     except ValueError as error:

@@ -9,7 +9,7 @@ from kernels.operations import Operations
 
 from ...block_pool import BlockPool
 from ...errors import InvalidRequest, ModelFileError
-from .checkpoint.folder import load_weights, open_folder
+from .checkpoint.folder import build_checked, open_folder
 from .checkpoint.tensor_checks import find_value_problems
 from .config import DeepseekV41Config
 from .engram_vocabulary import read_compressed_ids
@@ -44,10 +44,13 @@ class LoadedModel:
 def load_model(path: str | Path) -> LoadedModel:
     """Read a folder with config.json, weights and, for Engram, tokenizer.json.
 
-    Raises MissingModel, or ModelFileError with everything that is wrong with the weights.
+    Raises MissingModel, or ModelFileError with everything that is wrong with the headers; only
+    then with the tokenizer, and at last, as it takes longest, with the values.
     """
-    config, weights = load_weights(path)
-    return LoadedModel(config, weights, read_compressed_ids(Path(path), config))
+    checkpoint = open_folder(path)
+    config = checkpoint.config
+    compressed_ids_V = read_compressed_ids(checkpoint.path, config)
+    return LoadedModel(config, build_checked(checkpoint), compressed_ids_V)
 
 
 def load_vision(path: str | Path) -> VisionEncoder:

@@ -255,3 +255,4 @@ def check_image(image: ImageRows, tokens: int, hidden: int) -> None:
     if image.embeddings is not None:
         expected = (int(image.is_image_T.sum()), hidden)
         assert image.embeddings.shape == expected, (image.embeddings.shape, expected)
+        assert image.embeddings.isfinite().all(), "an image embedding is not a number"

@@ -1,15 +1,21 @@
 """Which compressed entries each query attends to: the lightning indexer and the candidate pool."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from kernels.operations import Operations
+from kernels.reference.index_scores import IndexKeys
+from kernels.reference.tiles import RowTiles, plan_tiles
 
 from .block_cache import BlockCache
 from .config import DeepseekV41Config, LayerKind, LayerRole
 from .rows import RowBatch
 from .weights import IndexerWeights
+
+PIECE_SCORES = 1 << 22
+"""Scores that exist at a time; a long prompt in one pass has queries times entries of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -17,11 +23,38 @@ class Selection:
     """What the layers of one pass hand on to later ones; nothing of it outlives the pass.
 
     For each span: `topk_TS` int64, ascending, -1 filled, of the latest layer that chose;
-    `candidates_TP` likewise, entries of the pool, from the layer that publishes it on.
+    `pool_TB` likewise, blocks of the candidate pool, from the layer that publishes it on.
     """
 
     topk: list[torch.Tensor] = field(default_factory=list)
-    candidates: list[torch.Tensor] = field(default_factory=list)
+    pool: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexQueries:
+    """Some rows of a span: queries on the FP4 grid, and how many entries each may see."""
+
+    q_TIJ: torch.Tensor
+    head_weights_TI: torch.Tensor
+    visible_T: torch.Tensor
+    tiles: RowTiles
+
+    def cut(self, width: int) -> Iterator[tuple[slice, "IndexQueries"]]:
+        """Pieces of so many rows that `width` scores of each are not too many."""
+        step = max(1, PIECE_SCORES // max(width, 1))
+        count = len(self.visible_T)
+        if count <= step:
+            yield slice(0, count), self
+            return
+        for first in range(0, count, step):
+            some = slice(first, first + step)
+            tiles = plan_tiles(self.tiles.positions_T[some])
+            yield (
+                some,
+                IndexQueries(
+                    self.q_TIJ[some], self.head_weights_TI[some], self.visible_T[some], tiles
+                ),
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,53 +82,61 @@ class EntrySelector:
         q_TIJ = operations.round_index_entries(q_TIJ)
         head_weights_TI = operations.linear(x_TE, weights.head_weights, rows.tiles)
         head_weights_TI = head_weights_TI * config.index_scale
-        choose = self._choose_of_pool if role.kind is LayerKind.REINDEX else self._choose_of_all
-        chosen = [
-            choose(role, number, rows, q_TIJ[span.rows], head_weights_TI[span.rows], selection)
-            for number, span in enumerate(rows.spans)
-        ]
-        for topk_TS in chosen:
+        chosen = []
+        for number, span in enumerate(rows.spans):
+            queries = IndexQueries(
+                q_TIJ[span.rows],
+                head_weights_TI[span.rows],
+                (span.positions_T + 1) // role.ratio,
+                span.tiles,
+            )
+            assert role.kv_owner is not None
+            keys = self.blocks.index_keys(role.kv_owner, span.block_ids)
+            if role.kind is LayerKind.REINDEX:
+                topk_TS = self._choose_of_pool(queries, keys, selection.pool[number])
+            else:
+                topk_TS, pool_TB = self._choose_of_all(role, queries, keys)
+                if role.is_candidate_source:
+                    rows.observe("candidate_blocks", role.index, pool_TB)
+                    selection.pool.append(pool_TB)
             rows.observe("topk", role.index, topk_TS)
+            chosen.append(topk_TS)
         selection.topk = chosen
 
     def _choose_of_all(
-        self,
-        role: LayerRole,
-        number: int,
-        rows: RowBatch,
-        q_TIJ: torch.Tensor,
-        head_weights_TI: torch.Tensor,
-        selection: Selection,
-    ) -> torch.Tensor:
+        self, role: LayerRole, queries: IndexQueries, keys: IndexKeys
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The top-k of everything visible; the blocks of the pool if the layer publishes one."""
         config, operations = self.config, self.operations
-        span = rows.spans[number]
-        visible_T = (span.positions_T + 1) // role.ratio
-        keys = self.blocks.index_keys(role.index, span.block_ids)
-        scores_TG = operations.score_entries(q_TIJ, head_weights_TI, keys, visible_T, span.tiles)
-        if role.is_candidate_source:
-            assert len(selection.candidates) == number
-            entries = config.candidate_block_entries
-            blocks = operations.select_candidate_blocks(
-                scores_TG, visible_T, entries, config.candidate_blocks
+        visible_T = queries.visible_T
+        topk_TS = visible_T.new_empty(len(visible_T), config.index_topk)
+        pool_columns = config.candidate_blocks if role.is_candidate_source else 0
+        pool_TB = visible_T.new_empty(len(visible_T), pool_columns)
+        width = int(visible_T[-1]) if len(visible_T) else 0
+        for some, piece in queries.cut(width):
+            scores_TG = operations.score_entries(
+                piece.q_TIJ, piece.head_weights_TI, keys, piece.visible_T, piece.tiles
             )
-            rows.observe("candidate_blocks", role.index, blocks)
-            selection.candidates.append(operations.candidate_entries(blocks, visible_T, entries))
-        return operations.select_topk(scores_TG, config.index_topk)
+            topk_TS[some] = operations.select_topk(scores_TG, config.index_topk)
+            if role.is_candidate_source:
+                pool_TB[some] = operations.select_candidate_blocks(
+                    scores_TG, piece.visible_T, config.candidate_block_entries, pool_columns
+                )
+        return topk_TS, pool_TB
 
     def _choose_of_pool(
-        self,
-        role: LayerRole,
-        number: int,
-        rows: RowBatch,
-        q_TIJ: torch.Tensor,
-        head_weights_TI: torch.Tensor,
-        selection: Selection,
+        self, queries: IndexQueries, keys: IndexKeys, pool_TB: torch.Tensor
     ) -> torch.Tensor:
-        assert role.kv_owner is not None
-        span = rows.spans[number]
-        keys = self.blocks.index_keys(role.kv_owner, span.block_ids)
-        candidates_TP = selection.candidates[number]
-        scores_TP = self.operations.score_candidates(
-            q_TIJ, head_weights_TI, keys, candidates_TP, span.tiles
-        )
-        return self.operations.topk_of_candidates(scores_TP, candidates_TP, self.config.index_topk)
+        """The top-k of what each query's pool holds."""
+        config, operations = self.config, self.operations
+        entries = config.candidate_block_entries
+        topk_TS = pool_TB.new_empty(len(pool_TB), config.index_topk)
+        for some, piece in queries.cut(pool_TB.shape[1] * entries):
+            candidates_TP = operations.candidate_entries(pool_TB[some], piece.visible_T, entries)
+            scores_TP = operations.score_candidates(
+                piece.q_TIJ, piece.head_weights_TI, keys, candidates_TP, piece.tiles
+            )
+            topk_TS[some] = operations.topk_of_candidates(
+                scores_TP, candidates_TP, config.index_topk
+            )
+        return topk_TS

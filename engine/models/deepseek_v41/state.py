@@ -219,7 +219,7 @@ class SequenceState:
             ring.hold(position, position)
 
     def hold_stored_window(self) -> None:
-        """Say that `window_memory` has been filled with the window of a sequence of this length.
+        """Say that `window_memory` is filled with the window of a sequence of this length.
 
         Called after `start_at`; the encoder may then see the window before that position.
         """

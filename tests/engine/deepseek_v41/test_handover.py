@@ -432,6 +432,18 @@ def test_window_is_not_there_when_a_part_of_it_must_not_be_seen() -> None:
     assert has_window(state, 128)
 
 
+def test_window_with_gaps_or_for_a_state_that_has_begun_changes_nothing(bench: ModelBench) -> None:
+    state = bench.begin(256)
+    bench.run(state, [5] * 3)
+    before = state.memory.clone()
+    with pytest.raises(AssertionError):
+        restore_window(state, bytes(len(state.window_memory)))
+    with pytest.raises(HandoverRefused, match="contiguous"):
+        restore_window(state, memoryview(bytes(2 * len(state.window_memory)))[::2])
+    assert torch.equal(state.memory, before)
+    bench.end(state)
+
+
 @pytest.mark.parametrize("change", [-1, 1])
 def test_window_of_another_length_is_refused(change: int) -> None:
     target = Engine.make(0x11)

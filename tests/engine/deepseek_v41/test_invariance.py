@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.models.deepseek_v41 import selection
 from engine.models.deepseek_v41.handover import pack_state
 from engine.models.deepseek_v41.rows import Chunk
 from engine.models.deepseek_v41.shipped import shipped_config
@@ -177,6 +178,37 @@ def test_tokens_that_are_taken_back_leave_no_trace(
         parts.append(bench.run(state, token_ids[length:], (1, 2, 5)))
         assert torch.equal(torch.cat(parts), reference.of(LENGTH_MAX)[0])
         bench.end(state)
+
+
+def test_choices_in_pieces_are_the_choices_of_all(
+    bench: ModelBench,
+    token_ids: list[int],
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long prompt in one pass does not hold queries times entries of scores at a time."""
+    monkeypatch.setattr(selection, "PIECE_SCORES", 1000)
+    assert_equal_runs(run_fresh(bench, token_ids, ()), reference.of(LENGTH_MAX))
+
+
+def test_sequence_past_help_does_not_harm_those_beside_it(
+    bench: ModelBench, token_ids: list[int], reference: Reference
+) -> None:
+    """Bytes that are no numbers in its rings and blocks make its own logits NaN, and no others."""
+    sick, well = bench.begin(LENGTH_MAX), bench.begin(LENGTH_MAX)
+    bench.run(sick, token_ids[:140])
+    bench.run(well, token_ids[:100])
+    sick.memory.fill_(0xFF)
+    bench.blocks.memory[sick.block_ids] = 0xFF
+    chunks = [
+        Chunk(state=sick, token_ids=token_ids[140:180]),
+        Chunk(state=well, token_ids=token_ids[100:180]),
+    ]
+    logits = bench.model.forward(chunks, wants_all_logits=True).logits
+    assert logits[0].isnan().any()
+    assert torch.equal(logits[1], reference.of(180)[0][100:])
+    bench.end(sick)
+    bench.end(well)
 
 
 def test_last_logits_alone_are_those_of_all(

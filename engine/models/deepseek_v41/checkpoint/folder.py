@@ -22,6 +22,7 @@ from ..config_file import CONFIG_NAME, config_document, read_config
 from ..weights import ModelWeights
 from .files import CheckpointFiles, find_files
 from .tensor_checks import find_missing, find_unfit, find_value_problems
+from .tensor_file import StoredTensor
 from .tensor_schema import Storage, TensorSpec, scale_name, tensor_schema
 
 
@@ -56,6 +57,7 @@ def open_folder(path: str | Path, *, overriding: Sequence[str] = ()) -> Checkpoi
         raise ModelFileError(path, [f"cannot be read ({error})"]) from error
     if not is_folder:
         raise MissingModel(path, "there is no such folder")
+    published = _published(path)
     config, problems = _read_config(path / CONFIG_NAME)
     files = find_files(path, overriding)
     problems += files.problems
@@ -67,7 +69,10 @@ def open_folder(path: str | Path, *, overriding: Sequence[str] = ()) -> Checkpoi
             problems += find_missing(schema, files.stored, files.names)
     if config is None or problems:
         raise ModelFileError(path, problems)
-    return Checkpoint(path, config, _open_tensors(path, schema, files))
+    tensors = _open_tensors(path, schema, files)
+    if _published(path) != published:
+        raise ModelFileError(path, ["replaced by another while it was opened"])
+    return Checkpoint(path, config, tensors)
 
 
 def load_weights(
@@ -81,8 +86,13 @@ def load_weights(
     Raises what `open_folder` raises. The vision encoder is built from `Checkpoint.tensors`.
     """
     checkpoint = open_folder(path, overriding=overriding)
+    return checkpoint.config, build_checked(checkpoint, dtype)
+
+
+def build_checked(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> ModelWeights:
+    """The weights of the text model; raises ModelFileError unless all values are numbers."""
     require_numbers(checkpoint)
-    return checkpoint.config, build_weights(checkpoint.config, checkpoint.tensors, dtype)
+    return build_weights(checkpoint.config, checkpoint.tensors, dtype)
 
 
 def require_numbers(checkpoint: Checkpoint) -> None:
@@ -115,17 +125,36 @@ def _read_config(path: Path) -> tuple[DeepseekV41Config | None, list[str]]:
         return None, [f"{CONFIG_NAME}: {problem}" for problem in error.problems]
 
 
+def _published(path: Path) -> tuple[int, ...] | None:
+    """Which config.json is there: a writer takes it away before all else and puts it last."""
+    try:
+        status = (path / CONFIG_NAME).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _open_tensors(
     path: Path, schema: Mapping[str, TensorSpec], files: CheckpointFiles
 ) -> "_StoredTensors":
+    """Open the files, which need not be those whose headers were checked: so check them again."""
     try:
         readers = {
             name: safetensors.safe_open(path / name, framework="pt")
             for name in sorted(set(files.holders.values()))
         }
+        slices = {name: readers[held].get_slice(name) for name, held in files.holders.items()}
+        opened = {
+            name: StoredTensor(part.get_dtype(), tuple(part.get_shape()))
+            for name, part in slices.items()
+        }
     except (safetensors.SafetensorError, OSError, RuntimeError) as error:
         # RuntimeError: there is no room to map the file.
         raise ModelFileError(path, [f"cannot be read ({error})"]) from error
+    changed = [name for name, stored in files.stored.items() if opened[name] != stored]
+    if changed:
+        problems = [f"{name}: not what it was when its header was checked" for name in changed]
+        raise ModelFileError(path, problems)
     tables = {name for name, spec in schema.items() if spec.storage is Storage.FP8_ROWS}
     return _StoredTensors(files.holders, readers, tables | {scale_name(name) for name in tables})
 

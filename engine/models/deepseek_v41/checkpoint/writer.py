@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from kernels.reference import weight_formats
@@ -166,7 +167,11 @@ def _save_shard(
         # The library refuses tensors that share memory, as the experts of a stack do.
         stored[member] = tensor.to("cpu", copy=True).contiguous()
     partial = path / (PARTIAL + name)
-    save_file(stored, partial, metadata={"format": "pt"})
+    try:
+        save_file(stored, partial, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # What it wraps is the system's error: the tensors are sound.
+        raise OSError(f"{partial} cannot be written ({error})") from error
     _sync(partial)
 
 
