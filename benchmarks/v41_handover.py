@@ -109,10 +109,14 @@ def main() -> None:
     parser.add_argument("--config", choices=SHIPPED_CONFIGS, default="v41-flash")
     parser.add_argument("--tokens", type=int, nargs="+", default=[131, 8_192, 65_536])
     options = parser.parse_args()
+    config = shipped_config(options.config)
+    for tokens in options.tokens:
+        if not 1 <= tokens <= config.positions_max:
+            parser.error(f"--tokens: given {tokens}, expected 1 to {config.positions_max}")
     torch.set_num_threads(1)
     machine = describe_machine()
     for tokens in options.tokens:
-        figures = measure(shipped_config(options.config), tokens)
+        figures = measure(config, tokens)
         line = {"benchmark": "v41_handover", "config": options.config, "tokens": tokens, **figures}
         print(json.dumps({**line, "machine": machine}), flush=True)
 

@@ -14,6 +14,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from .command import require_folder
+
 HELD_OUT_SHARE = 20
 """One path in so many is held out."""
 
@@ -95,11 +97,12 @@ def find_library() -> Path:
 
 
 def read_corpus(library: Path) -> Corpus:
-    """Read all documents below a library's folder.
+    """Read all documents below a library's folder; raises InvalidInput if there is no folder.
 
     A text that stands there twice is taken once: held out rather than trained on, so that what is
     held out is never known by heart.
     """
+    require_folder("library", library)
     documents = list(_read_documents(library))
     seen: set[str] = set()
     sides: dict[Side, list[Document]] = {Side.HELD_OUT: [], Side.TRAINING: []}

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.errors import EngineError
 from engine.threads import prepare_environment
 
-from .corpus import Corpus, find_library, read_corpus
+from .command import InvalidInput, ending_in_one_line, require_folder, whole_number
+from .corpus import Corpus, Side, find_library, read_corpus
 from .draft_scores import DraftScore, format_drafts, sum_up
 from .excerpts import Excerpt, choose_documents, cut_excerpts
 from .ngram import train_byte_trigrams, train_trigrams
@@ -30,6 +30,7 @@ from .tokenizer import BOS_TOKEN_ID, encode_documents, read_tokenizer, train_tok
 FILES = 24
 TOKENS_MAX, DRAFTS = 2_048, 16
 """Of each file. With FILES, about a minute for the reference operations on 2 cores."""
+DRAFTS_MAX = 10_000
 
 Progress = Callable[[str], None]
 
@@ -94,16 +95,18 @@ def evaluate(
 ) -> Report:
     """Judge the model of the folder, if there is one, and both baselines.
 
-    Raises ValueError for a library without held-out files, for files that are longer than the
-    model's positions, and as the baselines.
+    Raises InvalidInput for a library without files of each side and for files that are longer than
+    the model's positions, and what opening a model's folder raises.
     """
+    for side, found in ((Side.TRAINING, corpus.training), (Side.HELD_OUT, corpus.held_out)):
+        if not found:
+            given = f"no file of the {side.value.replace('_', '-')} side"
+            raise InvalidInput("library", given=given, expected="one or more")
     documents = choose_documents(corpus.held_out, files)
-    if not documents:
-        raise ValueError("library: given no file of the held-out side, expected one or more")
     excerpts = cut_excerpts(documents, tokenizer, tokens_max=tokens_max)
     scores, draft_score = [], None
     if model_folder is not None:
-        # The tensor library reads its environment once; `main` sets it before.
+        # The tensor library reads its environment once; the program sets it before.
         from .model_bits import read_documents
 
         readings = read_documents(
@@ -142,45 +145,29 @@ def format_table(report: Report) -> str:
     )
 
 
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _not_negative(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    number = int(text)
-    if number < least:
-        raise argparse.ArgumentTypeError(f"given {number}, expected {least} or more")
-    return number
-
-
-def main() -> None:
+@ending_in_one_line()
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Bits a byte on held-out files.")
     parser.add_argument("--model", type=Path, help="folder of the model, with its tokenizer.json")
-    parser.add_argument("--files", type=_positive, default=FILES, help="held-out files, at most")
+    parser.add_argument("--files", type=whole_number(1), default=FILES, help="held-out files, at most")
     parser.add_argument(
         "--tokens-max",
-        type=_not_negative,
+        type=whole_number(0),
         default=TOKENS_MAX,
         help="tokens of each file; 0 for all",
     )
     parser.add_argument(
-        "--drafts", type=_not_negative, default=DRAFTS, help="judged drafts of each file, at most"
+        "--drafts",
+        type=whole_number(0, DRAFTS_MAX),
+        default=DRAFTS,
+        help="judged drafts of each file, at most",
     )
     parser.add_argument(
         "--library", type=Path, default=find_library(), help="standard library of a Python"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
-
-    prepare_environment()
-    try:
-        report = _evaluate_folder(arguments)
-    except (EngineError, FileNotFoundError, ValueError) as error:
-        parser.exit(2, f"{error}\n")
+    arguments = parser.parse_args(given)
+    report = _evaluate_folder(arguments)
     print(json.dumps(asdict(report), indent=2) if arguments.json else format_table(report))
 
 
@@ -188,12 +175,14 @@ def _evaluate_folder(arguments: argparse.Namespace) -> Report:
     def progress(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    tokenizer = None
+    if arguments.model is not None:
+        require_folder("model", arguments.model)
+        tokenizer = read_tokenizer(arguments.model / "tokenizer.json")
     corpus = read_corpus(arguments.library)
-    if arguments.model is None:
+    if tokenizer is None:
         progress("training the tokenizer")
         tokenizer = train_tokenizer(document.text for document in corpus.training)
-    else:
-        tokenizer = read_tokenizer(arguments.model / "tokenizer.json")
     return evaluate(
         corpus,
         tokenizer,
@@ -206,4 +195,5 @@ def _evaluate_folder(arguments: argparse.Namespace) -> Report:
 
 
 if __name__ == "__main__":
+    prepare_environment()
     main()

@@ -21,6 +21,7 @@ from engine.models.deepseek_v41.rows import Chunk
 from engine.models.deepseek_v41.state import SequenceState, StatePool
 from kvstore.layout import BLOCK_TOKENS
 
+from .command import InvalidInput
 from .draft_judge import DraftJudge, choose_places
 from .draft_scores import JudgedDraft
 
@@ -56,12 +57,12 @@ class DocumentScorer:
     def read(self, ids: NDArray[np.int64], *, drafts: int = 0) -> Reading:
         """Bits of ids[1:], each given all before it; int64 [1 + T]. `drafts`: judged ones, at most.
 
-        Raises ValueError if the document is longer than the model's positions or than the room.
+        Raises InvalidInput if the document is longer than the model's positions or than the room.
         """
         tokens = len(ids) - 1
         if tokens > self._tokens_max:
-            raise ValueError(
-                f"document: given {tokens} tokens, expected at most {self._tokens_max}"
+            raise InvalidInput(
+                "document", given=f"{tokens} tokens", expected=f"at most {self._tokens_max}"
             )
         state = self._states.allocate()
         state.block_ids = self._blocks.allocate(self._blocks.free_blocks)
@@ -100,14 +101,15 @@ def read_documents(
 ) -> list[Reading]:
     """Read documents of ids, int64 [1 + T] from BOS on, with the model of a folder.
 
-    Raises what opening a model's folder raises, and ValueError for a document that is too long.
+    Raises what opening a model's folder raises, and InvalidInput for a document that is too long.
     """
     loaded = load_model(folder)
     tokens_max = max(len(ids) for ids in documents) - 1
     if tokens_max > loaded.config.positions_max:
-        raise ValueError(
-            f"documents: the longest has {tokens_max} tokens, "
-            f"expected at most {loaded.config.positions_max}, the model's positions"
+        raise InvalidInput(
+            "documents",
+            given=f"one of {tokens_max} tokens",
+            expected=f"at most {loaded.config.positions_max}, the model's positions",
         )
     scorer = DocumentScorer(loaded, tokens_max=tokens_max)
     readings = []

@@ -16,6 +16,7 @@ Equal libraries give equal files. The arrays of FILE, for `side` "training" and 
 import argparse
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from .command import InvalidInput, ending_in_one_line
 from .corpus import Corpus, Document, Side, find_library, read_corpus
 from .tokenizer import encode_documents, read_tokenizer, tokenizer_text, train_tokenizer
 
@@ -73,15 +75,19 @@ def describe_pack(arrays: dict[str, NDArray[Any]]) -> list[str]:
     ]
 
 
-def main() -> None:
+@ending_in_one_line()
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Pack the corpus as token ids.")
     parser.add_argument("--out", type=Path, required=True, help="file to write (.npz)")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to use, not a new one")
     parser.add_argument(
         "--library", type=Path, default=find_library(), help="standard library of a Python"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     corpus = read_corpus(arguments.library)
+    if not corpus.training or not corpus.held_out:
+        given = f"{len(corpus.training)} files to train on and {len(corpus.held_out)} held out"
+        raise InvalidInput(f"library {arguments.library}", given=given, expected="some of both")
     if arguments.tokenizer is None:
         tokenizer = train_tokenizer(document.text for document in corpus.training)
     else:

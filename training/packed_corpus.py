@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays_file import TEXT, read_arrays
+from .command import InvalidInput
 from .corpus import Side
 
 
@@ -26,15 +28,14 @@ class PackedSide:
 def read_packed_side(path: Path, side: Side) -> PackedSide:
     """One side of a packed corpus, checked against its own borders.
 
-    Raises ValueError if the borders do not fit the ids or the file is of another kind.
+    Raises InvalidInput if the borders do not fit the ids or the file is of another kind.
     """
-    with np.load(path, allow_pickle=False) as arrays:
-        names = ("ids", "starts", "bytes", "paths")
-        missing = [name for name in names if f"{side.value}_{name}" not in arrays]
-        if missing:
-            raise ValueError(f"packed corpus {path}: has no {side.value} {', '.join(missing)}")
-        ids, starts, sizes, paths = (arrays[f"{side.value}_{name}"] for name in names)
+    kinds = {"ids": ("uint16", 1), "starts": ("int64", 1), "bytes": ("int64", 1), "paths": (TEXT, 1)}
+    wanted = {f"{side.value}_{name}": kind for name, kind in kinds.items()}
+    arrays = read_arrays(path, wanted, source="training.pack")
+    ids, starts, sizes, paths = (arrays[name] for name in wanted)
     is_whole = len(starts) == len(sizes) + 1 == len(paths) + 1 and starts[-1] == len(ids)
     if not is_whole or (np.diff(starts, prepend=0) < 0).any():
-        raise ValueError(f"packed corpus {path}: {side.value} borders do not fit {len(ids)} ids")
+        given = f"{side.value} borders that do not fit {len(ids)} ids"
+        raise InvalidInput(f"packed corpus {path}", given=given, expected="borders of documents")
     return PackedSide(ids, starts, sizes, [str(path) for path in paths])

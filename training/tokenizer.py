@@ -7,7 +7,7 @@ Text is cut as `engine.tokenizer` cuts it (each digit alone, then the words of G
 turns into a special token. Serving text with the model is the engine's part.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.trainers import BpeTrainer
+
+from .command import InvalidInput, reading
 
 VOCABULARY = 2_048
 BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID = 0, 1, 2
@@ -31,7 +33,7 @@ SPECIAL_TOKEN_IDS = (BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID, IMAGE_TOKEN_ID, N
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> Tokenizer:
     """Byte-level BPE of `vocabulary` tokens; the same texts give the same tokenizer.
 
-    Raises ValueError if the texts are too few for so many merges.
+    Raises InvalidInput if the texts are too few for so many merges.
     """
     tokenizer = Tokenizer(BPE())
     steps: list[PreTokenizer] = [
@@ -49,19 +51,41 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> To
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_special_tokens(list(_LAST_SPECIAL))
     if tokenizer.get_vocab_size() != vocabulary:
-        raise ValueError(
-            f"texts to train on: gave {tokenizer.get_vocab_size()} tokens, expected {vocabulary}"
+        raise InvalidInput(
+            "texts to train on",
+            given=f"so few that {tokenizer.get_vocab_size()} tokens come of them",
+            expected=f"{vocabulary} tokens",
         )
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; raises FileNotFoundError if there is none."""
-    tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    """The tokenizer of a tokenizer.json; raises InvalidInput if it is none as described above."""
+    expected = "the tokenizer.json that training.pack writes"
+    with reading("tokenizer", path, expected=expected):
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    problem = _find_problem(tokenizer.get_vocab())
+    if problem is not None:
+        raise InvalidInput(f"tokenizer {path}", given=problem, expected=expected)
     # Not kept in the file: without it a text that names a special token would become one.
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _find_problem(vocabulary: Mapping[str, int]) -> str | None:
+    """What sets a vocabulary apart from one of `train_tokenizer`; None if nothing does."""
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    if len(tokens) > VOCABULARY:
+        return f"{len(tokens)} tokens, more than {VOCABULARY}"
+    if [vocabulary[token] for token in tokens] != list(range(len(tokens))):
+        return "a vocabulary that leaves ids out"
+    first, last = len(_FIRST_SPECIAL), len(tokens) - len(_LAST_SPECIAL)
+    if (*tokens[:first], *tokens[last:]) != (*_FIRST_SPECIAL, *_LAST_SPECIAL):
+        return "other special tokens"
+    if not set(ByteLevel.alphabet()).issuperset("".join(tokens[first:last])):
+        return "a vocabulary that is not of bytes"
+    return None
 
 
 def tokenizer_text(tokenizer: Tokenizer) -> str:

@@ -6,6 +6,7 @@ their number is known from the configuration: another one means another tokenize
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from .json_file import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_BYTES_MAX = 32 << 20
-"""Some times what a vocabulary of 129,280 tokens takes."""
+"""A few times what a vocabulary of 129,280 tokens and its merges take."""
 
 _UNDECODABLE = "\ufffd"
 # The released rule passes a lone space through its last step as this character, so this character
@@ -131,26 +132,28 @@ def _read_spellings(path: Path) -> dict[int, str]:
     if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
         raise ModelFileError(path, ["no tokenizer of bytes: expected a decoder, ByteLevel"])
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    added = document.get("added_tokens", [])
+    added = document.get("added_tokens")
     if not isinstance(vocabulary, dict) or not isinstance(added, list):
         raise ModelFileError(path, ["no tokenizer: expected model.vocab and added_tokens"])
-    tokens = list(vocabulary.items())
-    for token in added:
-        known = isinstance(token, dict) and (token.get("content"), token.get("id"))
-        tokens.append(known or (None, None))
-    if not all(_is_token(spelling, index) for spelling, index in tokens):
-        raise ModelFileError(path, ["no tokenizer: expected texts with ids from 0 on"])
+    if not all(isinstance(token, dict) for token in added):
+        raise ModelFileError(path, ["no tokenizer: expected objects in added_tokens"])
     spellings: dict[int, str] = {}
-    for spelling, index in tokens:
+    named = ((token.get("content"), token.get("id")) for token in added)
+    for spelling, index in chain(vocabulary.items(), named):
+        if not _is_text(spelling) or not _is_id(index):
+            raise ModelFileError(path, ["no tokenizer: expected texts, each with an id"])
         if spellings.setdefault(index, spelling) != spelling:
             raise ModelFileError(path, [f"two tokens have the id {index}"])
     return spellings
 
 
-def _is_token(spelling: object, index: object) -> bool:
-    # Halves of a surrogate pair, which JSON can hold, are no text.
-    is_text = isinstance(spelling, str) and not _SURROGATES.search(spelling)
-    return is_text and isinstance(index, int) and not isinstance(index, bool) and index >= 0
+def _is_text(value: object) -> bool:
+    # JSON can hold halves of a surrogate pair.
+    return isinstance(value, str) and not _SURROGATES.search(value)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _bytes_of(spelling: str) -> bytes:

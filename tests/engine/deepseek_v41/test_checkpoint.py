@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -308,6 +309,18 @@ def test_tensors_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="window"):
         write_folder(tmp_path / "model", replace(tiny_config(), window=200), tiny_tensors())
     assert not (tmp_path / "model").exists()
+
+
+def test_full_disk_is_told_as_the_systems_error_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    before, limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit))
+    try:
+        with pytest.raises(OSError, match=r"model\.safetensors cannot be written"):
+            write_tiny(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, limit))
+    assert list(folder.iterdir()) == []
 
 
 def test_channels_that_cannot_be_cut_are_not_quantised(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -14,8 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import MissingModel, ModelFileError
+from engine.models.deepseek_v41 import load
+from engine.models.deepseek_v41.checkpoint import files
 from engine.models.deepseek_v41.checkpoint.files import INDEX_NAME
 from engine.models.deepseek_v41.checkpoint.folder import load_weights, open_folder
+from engine.models.deepseek_v41.checkpoint.tensor_file import TensorFile, read_tensor_file
+from engine.models.deepseek_v41.json_file import parse_json
 from tests.engine.deepseek_v41.tiny_checkpoint import RawFile, write_tiny
 
 
@@ -149,6 +154,7 @@ ENTRY = '{"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
         (framed(b"\xff\xfe\x00"), "not sound JSON"),
         (framed(b"[" * 50_000), "not sound JSON"),
         (framed(b"[1, 2]"), "expected an object"),
+        (struct.pack("<Q", 40 << 20) + bytes(9), "no safetensors file: header of 41943040"),
         (framed(b'{"a": 3}'), "expected dtype, shape and data_offsets"),
         (framed(f'{{"a": {ENTRY}, "a": {ENTRY}}}'.encode()) + bytes(4), "keys given twice: 'a'"),
         (framed(f'{{"a": {ENTRY}, "b": {ENTRY}}}'.encode()) + bytes(4), "overlap"),
@@ -271,6 +277,111 @@ def test_index_that_leads_nowhere_is_told(sharded: Path, tmp_path: Path) -> None
     (folder / INDEX_NAME).unlink()
     (folder / INDEX_NAME).symlink_to(tmp_path / "none")
     assert problems_of(folder) == [f"{INDEX_NAME}: there is no such file"]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_file_of_many_names_is_read_once(
+    sharded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    link: Callable[[Path, Path], None],
+    has_index: bool,
+) -> None:
+    folder = copy(sharded, tmp_path)
+    first, *_ = names = sorted(path.name for path in folder.glob("*.safetensors"))
+    links = [f"z{number}.safetensors" for number in range(20)]
+    for name in links:
+        link(folder / first, folder / name)
+    if has_index:
+        change_index(folder, lambda index: index.update({name: name for name in links}))
+    else:
+        (folder / INDEX_NAME).unlink()
+    read: list[str] = []
+
+    def watch(path: Path) -> TensorFile:
+        read.append(path.name)
+        return read_tensor_file(path)
+
+    monkeypatch.setattr(files, "read_tensor_file", watch)
+    assert problems_of(folder) == [f"{name}: the same file as {first}" for name in sorted(links)]
+    assert read == names
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["config.json", INDEX_NAME, "z.safetensors"])
+def test_pipe_is_no_file_of_a_model(sharded: Path, tmp_path: Path, name: str) -> None:
+    folder = copy(sharded, tmp_path)
+    change_index(folder, lambda index: index.update({"nothing": "z.safetensors"}))
+    shutil.copy(next(folder.glob("*.safetensors")), folder / "z.safetensors")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    told = f"{name}: there is no such file: it is not a regular one"
+    assert told in problems_of(folder)
+
+
+def test_list_that_never_ends_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("it was parsed"))
+    with pytest.raises(ValueError, match="expected an object"):
+        parse_json(b" \n[" + b"[]," * 9)
+
+
+def replace_before_opening(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """What another does between the check of the headers and the opening of the files."""
+    safe_open = safetensors.safe_open
+
+    def change_and_open(path: Path, framework: str) -> object:
+        change()
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(safetensors, "safe_open", change_and_open)
+
+
+def test_tensors_that_change_after_their_check_are_told(
+    quantised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy(quantised, tmp_path)
+    file = raw(folder)
+    for name, change in {
+        "norm.weight": {"shape": [4, 8]},
+        "layers.0.attn.wkv.weight": {"dtype": "I8"},
+    }.items():
+        file.header[name] |= change
+    replace_before_opening(monkeypatch, file.write)
+    with pytest.raises(ModelFileError) as caught:
+        open_folder(folder)
+    assert sorted(problem.split(":")[0] for problem in caught.value.problems) == [
+        "layers.0.attn.wkv.weight",
+        "norm.weight",
+    ]
+
+
+def test_tensor_that_is_gone_after_its_check_is_told(
+    quantised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy(quantised, tmp_path)
+    file = raw(folder)
+    file.rename("norm.weight", "norm.weights")
+    replace_before_opening(monkeypatch, file.write)
+    with pytest.raises(ModelFileError, match=r"does not contain tensor norm\.weight"):
+        open_folder(folder)
+
+
+def test_checkpoint_of_the_same_sizes_that_comes_meanwhile_is_told(
+    quantised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy(quantised, tmp_path)
+    replace_before_opening(monkeypatch, lambda: write_tiny(folder, quantised=True))
+    with pytest.raises(ModelFileError, match="replaced by another"):
+        open_folder(folder)
+
+
+def test_tokenizer_is_read_before_the_weights(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "build_checked", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(MissingModel, match=r"tokenizer\.json"):
+        load.load_model(quantised)
 
 
 def test_missing_shard_is_told_with_and_without_an_index(sharded: Path, tmp_path: Path) -> None:

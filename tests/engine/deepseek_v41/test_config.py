@@ -25,6 +25,8 @@ from engine.models.deepseek_v41.config_file import (
 )
 from engine.models.deepseek_v41.config_rules import find_problems
 from engine.models.deepseek_v41.shipped import SHIPPED_CONFIGS, shipped_config
+from engine.models.deepseek_v41.vision.image_size import choose_image_size
+from engine.models.deepseek_v41.vision.pixels import PIXELS_MAX
 from kernels.reference.rope import rope_frequencies
 from tests.engine.deepseek_v41.tiny_checkpoint import tiny_config
 from tests.golden_folder import golden_folder
@@ -171,6 +173,10 @@ RULES: dict[str, dict[str, Any]] = {
     "heads": {"heads": 3},
     "experts_per_token": {"experts_per_token": 9},
     "index_topk": {"index_topk": 34},
+    "index_topk: given 21, expected 1 to 20": {"index_topk": 21, "positions_max": 20},
+    "expected 1 to 16384": {"index_topk": 20_000, "positions_max": 2**31 - 1},
+    "candidate_blocks: given 513, expected 1 to 512": {"candidate_blocks": 513},
+    "expected 1 to 32768": {"candidate_blocks": 40_000, "positions_max": 2**31 - 1},
     "candidate_block_entries": {"candidate_block_entries": 7},
     "candidate_source_id": {"candidate_source_id": 4},
     "ascending": {"index_source_ids": (2, 5, 4, 7)},
@@ -232,6 +238,33 @@ def test_other_scaling_of_positions_is_told(key: str) -> None:
     document["text_config"]["rope_scaling"][key] = "linear"
     expected = f"text_config.rope_scaling.{key}: given 'linear', expected \"yarn\""
     assert parse_config(document) == (None, [expected])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens_max", 2**31 - 1),
+        ("tokens_max", 30_000),
+        ("pixels_min", 2**31 - 1),
+        ("downsample", 10**4000),
+        ("patch_pixels", 1_000),
+        ("aspect_ratio_max", 1e308),
+        ("aspect_ratio_max", 0.5),
+    ],
+)
+def test_image_without_end_is_told(name: str, value: float) -> None:
+    assert FLASH.vision is not None
+    vision = replace(FLASH.vision, **{name: value})  # type: ignore[arg-type]
+    assert any("vision" in problem for problem in find_problems(replace(FLASH, vision=vision)))
+
+
+def test_image_of_the_widest_ratio_has_a_size() -> None:
+    assert FLASH.vision is not None
+    vision = replace(FLASH.vision, aspect_ratio_max=1e9)
+    assert find_problems(replace(FLASH, vision=vision)) == []
+    assert choose_image_size(1, PIXELS_MAX, vision) == choose_image_size(
+        1, PIXELS_MAX, FLASH.vision
+    )
 
 
 def test_lists_of_layers_that_never_end_are_told_in_a_few_words() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import unicodedata
 from pathlib import Path
@@ -130,16 +131,68 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         read_compressed_ids(tmp_path, config_of())
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"model": 1}', "[]"])
-def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / TOKENIZER_FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(ModelFileError, match="no tokenizer"):
+@pytest.mark.parametrize("text", [b"", b"{", b'{"model": 1}', b"[]", b"\xff\xfe{}"])
+def test_file_that_is_no_tokenizer_is_refused(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / TOKENIZER_FILE).write_bytes(text)
+    with pytest.raises(ModelFileError, match=r"no tokenizer|not sound JSON"):
         read_compressed_ids(tmp_path, config_of())
 
 
-def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / TOKENIZER_FILE).write_bytes(b"\xff\xfe{}")
-    with pytest.raises(ModelFileError, match="no tokenizer"):
+# Each of them ends a process that gives it to the library, or takes what is no Exception through.
+HOSTILE = {
+    "decoder": {"decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5}},
+    "endless decoder": {
+        "decoder": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "a"}
+    },
+    "no decoder": {"decoder": None},
+    "vocabulary": {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}},
+    "id": {"model": {"vocab": {"a": "0"}}},
+    "id that is a truth": {"model": {"vocab": {"a": True}}},
+    "id below 0": {"model": {"vocab": {"a": -1}}},
+    "id without end": {"model": {"vocab": {"a": 10**400}}},
+    "half of a pair": {"model": {"vocab": {"\ud800": 0}}},
+    "added tokens": {"added_tokens": None},
+    "added token": {"added_tokens": [7]},
+    "nameless token": {"added_tokens": [{"id": 1}]},
+    "one id for two": {"added_tokens": [{"id": 3, "content": "<x>"}]},
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_tokenizer_that_makes_no_sense_is_refused(tmp_path: Path, case: str) -> None:
+    path = write_tokenizer(tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8")) | HOSTILE[case]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelFileError, match=r"no tokenizer|two tokens"):
+        read_compressed_ids(tmp_path, config_of())
+
+
+def test_what_ids_do_not_follow_from_is_left_alone(tmp_path: Path) -> None:
+    """The library ends the process for such a merge, and panics for such a normaliser."""
+    path = write_tokenizer(tmp_path)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"] |= {"merges": [["a", "\u00e9"]], "continuing_subword_prefix": "x"}
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert read_compressed_ids(tmp_path, config_of(vocabulary=12)).tolist() == WORD_IDS
+
+
+def test_ids_are_those_of_the_texts_that_the_library_decodes(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(write_tokenizer(tmp_path)))
+    names = ["<\uff5cend\u2581of\uff5c>", "\ufffd", "caf\u00e9", "<S>"]
+    tokenizer.add_tokens(names)
+    (tmp_path / TOKENIZER_FILE).write_text(tokenizer.to_str(), encoding="utf-8")
+    spelled = {index: token for token, index in tokenizer.get_vocab().items()}
+    texts = [tokenizer.decode([index], skip_special_tokens=False) for index in range(16)]
+    expected = compress_token_texts(texts, [spelled[index] for index in range(16)])
+    config = config_of(compressed_vocabulary=int(expected.max()) + 1)
+    assert torch.equal(read_compressed_ids(tmp_path, config), expected)
+
+
+@pytest.mark.timeout(20)
+def test_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / TOKENIZER_FILE)
+    with pytest.raises(MissingModel, match="not a regular one"):
         read_compressed_ids(tmp_path, config_of())
 
 
@@ -147,7 +200,7 @@ def test_file_that_cannot_be_read_or_is_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / TOKENIZER_FILE).mkdir()
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(MissingModel, match="no such file"):
         read_compressed_ids(tmp_path, config_of())
     (tmp_path / TOKENIZER_FILE).rmdir()
     path = write_tokenizer(tmp_path)
