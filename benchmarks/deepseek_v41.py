@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="folder with config.json, weights and tokenizer.json")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all)")
-    parser.add_argument("--longest", type=int, default=4096, help="longest context in tokens")
+    parser.add_argument("--longest", type=int, default=4096, help="longest context (default 4096)")
     arguments = parser.parse_args()
     if arguments.longest < LENGTHS[0]:
         parser.error(f"--longest: given {arguments.longest}, expected {LENGTHS[0]} or more")
@@ -128,7 +128,11 @@ def run(path: str | None, longest: int) -> None:
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     loaded = load(path)
     config = loaded.config
-    lengths = [n for n in LENGTHS if n <= min(longest, config.positions_max - DECODE_STEPS)]
+    fits = config.positions_max - DECODE_STEPS
+    lengths = [n for n in LENGTHS if n <= min(longest, fits)]
+    if lengths[-1] < longest:
+        note = f"contexts up to {lengths[-1]} are measured: powers of two that leave {DECODE_STEPS}"
+        print(f"{note} of the model's {config.positions_max} positions", file=sys.stderr)
     layout = block_layout(config)
     pool = BlockPool(block_bytes=layout.block_bytes, capacity_blocks=2 * max(lengths) // 128 + 2)
     states = StatePool(config, slots=1)

@@ -25,6 +25,17 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def find_environment_problem() -> str | None:
+    """What is wrong with the environment for equal bits on any machine of one kind, in words."""
+    wrong = [name for name in _ENVIRONMENT if name.startswith("MKL") and name not in os.environ]
+    if not wrong:
+        return None
+    return (
+        f"{', '.join(wrong)} is not set: cache bytes will depend on the number of CPU threads; "
+        "engine.threads.prepare_environment() sets it, called before torch is imported"
+    )
+
+
 def set_thread_count(threads: int | None) -> None:
     """Use this many threads; None for one on each core this process may run on."""
     import torch

@@ -1,4 +1,4 @@
-"""Arrays of a compressed numpy file, each checked to be of the type and the shape that is needed."""
+"""Arrays of a compressed numpy file, each checked to be of the type and shape that is needed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,5 +38,6 @@ def read_arrays(
 
 
 def _read_present(path: Path, wanted: Mapping[str, object]) -> dict[str, NDArray[Any]]:
-    with np.load(path, allow_pickle=False) as arrays:
+    # Of a file that it opened itself, the library leaves some open that it cannot read.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in wanted if name in arrays}

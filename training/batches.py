@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .command import InvalidInput
 from .corpus import Side
-from .packed_corpus import read_packed_side
+from .packed_corpus import PackedSide, read_packed_side
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +41,29 @@ class TokenStream:
         return nats_per_token / float(np.log(2)) * len(self.ids) / self.text_bytes
 
 
-def read_streams(pack: Path, device: torch.device) -> tuple[TokenStream, TokenStream]:
-    """The training and the held-out side of a packed corpus; raises as `read_packed_side`."""
-    return _read_stream(pack, Side.TRAINING, device), _read_stream(pack, Side.HELD_OUT, device)
+def read_streams(
+    pack: Path, device: torch.device, *, vocabulary: int, tokens_min: int
+) -> tuple[TokenStream, TokenStream]:
+    """The training and the held-out side of a packed corpus.
+
+    Raises as `read_packed_side`, and InvalidInput for a side of fewer tokens or with other ids than
+    those of the vocabulary.
+    """
+    streams = []
+    for side in (Side.TRAINING, Side.HELD_OUT):
+        packed = read_packed_side(pack, side)
+        tokens, size_bytes = len(packed.ids), int(packed.sizes_bytes.sum())
+        if tokens < tokens_min or size_bytes <= 0 or packed.ids.max() >= vocabulary:
+            top = packed.ids.max(initial=0)
+            raise InvalidInput(
+                f"packed corpus {pack}, {side.value} side",
+                given=f"{tokens} tokens of {size_bytes} bytes with ids up to {top}",
+                expected=f"{tokens_min} tokens or more with ids below {vocabulary}",
+            )
+        streams.append(_stream_of(packed, device))
+    return streams[0], streams[1]
 
 
-def _read_stream(pack: Path, side: Side, device: torch.device) -> TokenStream:
-    packed = read_packed_side(pack, side)
+def _stream_of(packed: PackedSide, device: torch.device) -> TokenStream:
     ids = torch.from_numpy(packed.ids.astype(np.int64)).to(device)
     return TokenStream(ids, int(packed.sizes_bytes.sum()))

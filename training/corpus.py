@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from .command import require_folder
+from .command import InvalidInput, require_folder
 
 HELD_OUT_SHARE = 20
 """One path in so many is held out."""
@@ -112,6 +112,15 @@ def read_corpus(library: Path) -> Corpus:
                 seen.add(document.text)
                 taken.append(document)
     return Corpus(tuple(sides[Side.TRAINING]), tuple(sides[Side.HELD_OUT]))
+
+
+def read_both_sides(library: Path) -> Corpus:
+    """As `read_corpus`; raises InvalidInput too if one of the sides has no document."""
+    corpus = read_corpus(library)
+    if not corpus.training or not corpus.held_out:
+        given = f"{len(corpus.training)} files to train on and {len(corpus.held_out)} held out"
+        raise InvalidInput(f"library {library}", given=given, expected="one or more of each")
+    return corpus
 
 
 def _read_documents(library: Path) -> Iterator[Document]:

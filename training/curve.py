@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from .training_log import Record, drop_superseded, read_log
+from .command import InvalidInput, ending_in_one_line
+from .training_log import Record, drop_superseded, is_number, read_log
 
 WIDTH, PANEL_HEIGHT, MARGIN_LEFT, MARGIN = 720, 220, 64, 36
 TICKS_MAX = 7
@@ -47,7 +48,9 @@ def plan_panels(records: Iterable[Record]) -> list[Panel]:
         points = [
             (record["elapsed_s"] / 60, record[value])
             for record in records
-            if record["part"] == part and record["kind"] == kind
+            if (record["part"], record["kind"]) == (part, kind)
+            and "step" in record
+            and is_number(record.get(value))
         ]
         return Series(label, colour, points)
 
@@ -156,12 +159,17 @@ def _draw_series(series: Series, axes: _Axes, number: int) -> list[str]:
     ]
 
 
-def main() -> None:
+@ending_in_one_line()
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw the curve of a training run.")
     parser.add_argument("--log", type=Path, required=True, help="log.jsonl of the run")
     parser.add_argument("--svg", type=Path, required=True, help="file to write")
-    arguments = parser.parse_args()
-    panels = plan_panels(read_log(arguments.log))
+    arguments = parser.parse_args(given)
+    records = list(read_log(arguments.log))
+    panels = plan_panels(records)
+    if not panels:
+        found = f"{len(records)} records, none of them measured" if records else "no records"
+        raise InvalidInput(f"log {arguments.log}", given=found, expected="those of a run's steps")
     arguments.svg.write_text(draw(panels), encoding="utf-8")
     print(f"{arguments.svg}: {len(panels)} panels")
 

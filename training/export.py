@@ -9,7 +9,7 @@ one near it.
 
 import argparse
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,9 +20,11 @@ from engine.models.deepseek_v41.checkpoint.tensor_schema import Storage, scale_n
 from engine.models.deepseek_v41.checkpoint.writer import write_folder
 from engine.models.deepseek_v41.config import DeepseekV41Config
 
+from .command import InvalidInput, ending_in_one_line
 from .compressed_ids import read_compressed_ids
-from .mini_config import mini_config
-from .parameters import stack_experts, unstack_experts
+from .mini_config import config_of_ids
+from .parameters import shapes_of, stack_experts, unstack_experts
+from .state_file import read_state
 
 FOLDER_BYTES_MAX = 12_000_000
 TOKENIZER_FILE = "tokenizer.json"
@@ -53,11 +55,12 @@ def export_model(
 def read_parameters(folder: Path, config: DeepseekV41Config) -> dict[str, torch.Tensor]:
     """What training goes on from: the folder's weights as float32, experts stacked.
 
-    Raises what opening a folder raises, and ValueError if it holds a model of other sizes.
+    Raises what opening a folder raises, and InvalidInput if it holds a model of other sizes.
     """
     checkpoint = open_folder(folder)
     if checkpoint.config != config:
-        raise ValueError(f"model {folder}: expected one of the sizes of training.mini_config")
+        given = "one of other sizes"
+        raise InvalidInput(f"model {folder}", given=given, expected="those of training.mini_config")
     tensors = {}
     for name, spec in tensor_schema(config).items():
         tensors[name] = checkpoint.tensors[name]
@@ -67,14 +70,15 @@ def read_parameters(folder: Path, config: DeepseekV41Config) -> dict[str, torch.
     return stack_experts(tensors)
 
 
-def main() -> None:
+@ending_in_one_line()
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Write a trained v41-mini as a model's folder.")
     parser.add_argument("--state", type=Path, required=True, help="state.pt of the run")
     parser.add_argument("--data", type=Path, required=True, help="folder with the tokenizer")
     parser.add_argument("--model", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
-    state = torch.load(arguments.state, map_location="cpu", weights_only=True)
-    config = mini_config(int(read_compressed_ids(arguments.data).max()) + 1)
+    arguments = parser.parse_args(given)
+    config = config_of_ids(read_compressed_ids(arguments.data))
+    state = read_state(arguments.state, shapes_of(config))
     arguments.model.mkdir(parents=True, exist_ok=True)
     tokenizer = arguments.data / TOKENIZER_FILE
     shutil.copyfile(tokenizer, arguments.model / TOKENIZER_FILE)

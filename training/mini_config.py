@@ -7,6 +7,8 @@ prints them by part. `training.export` writes them as the config.json of the tra
 
 from collections import Counter
 
+import torch
+
 from engine.models.deepseek_v41.checkpoint.tensor_schema import tensor_schema
 from engine.models.deepseek_v41.config import (
     DeepseekV41Config,
@@ -17,7 +19,10 @@ from engine.models.deepseek_v41.config import (
 from engine.models.deepseek_v41.config_rules import find_problems
 from kernels.reference.ngrams import plan_tables
 
+from .command import InvalidInput
+
 PARAMETERS_MAX = 8_000_000
+VOCABULARY, POSITIONS_MAX = 2_048, 4_096
 ENGRAM_LAYERS = (1, 3)
 NGRAM_MAX, NGRAM_HEADS, NGRAM_ROWS, NGRAM_CHANNELS = 4, 2, 3_900, 32
 
@@ -30,7 +35,7 @@ def mini_config(compressed_vocabulary: int) -> DeepseekV41Config:
     positions) and the top 64 leave most entries out.
     """
     config = DeepseekV41Config(
-        vocabulary=2_048,
+        vocabulary=VOCABULARY,
         hidden=192,
         layers=8,
         heads=4,
@@ -52,7 +57,7 @@ def mini_config(compressed_vocabulary: int) -> DeepseekV41Config:
         rope_theta=10_000.0,
         compress_rope_theta=160_000.0,
         yarn=YarnScaling(factor=4.0, beta_fast=32.0, beta_slow=1.0, original_positions=1_024),
-        positions_max=4_096,
+        positions_max=POSITIONS_MAX,
         experts=8,
         experts_per_token=2,
         shared_experts=1,
@@ -67,7 +72,7 @@ def mini_config(compressed_vocabulary: int) -> DeepseekV41Config:
         draft=DraftConfig(
             stages=3,
             block_tokens=5,
-            noise_token_id=2_047,
+            noise_token_id=VOCABULARY - 1,
             target_layer_ids=(5, 6, 7),
             markov_rank=32,
             experts=4,
@@ -82,6 +87,14 @@ def mini_config(compressed_vocabulary: int) -> DeepseekV41Config:
     problems = find_problems(config)
     assert not problems, problems
     return config
+
+
+def config_of_ids(compressed_ids_V: torch.Tensor) -> DeepseekV41Config:
+    """For a tokenizer with these ids, int64 [V]; raises InvalidInput for another vocabulary."""
+    if len(compressed_ids_V) != VOCABULARY:
+        given = f"{len(compressed_ids_V)} tokens"
+        raise InvalidInput("tokenizer of the data", given=given, expected=f"{VOCABULARY}")
+    return mini_config(int(compressed_ids_V.max()) + 1)
 
 
 def _engram(compressed_vocabulary: int) -> EngramConfig:
@@ -130,7 +143,7 @@ def _part_of(name: str) -> str:
 
 
 def main() -> None:
-    parts = parameters_by_part(mini_config(compressed_vocabulary=2_048))
+    parts = parameters_by_part(mini_config(compressed_vocabulary=VOCABULARY))
     for part, count in parts.items():
         print(f"{part:34}{count:>10,}")
     total = parts.total()

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .command import InvalidInput, ending_in_one_line
-from .corpus import Corpus, Document, Side, find_library, read_corpus
+from .command import ending_in_one_line
+from .corpus import Corpus, Document, Side, find_library, read_both_sides
 from .tokenizer import encode_documents, read_tokenizer, tokenizer_text, train_tokenizer
 
 
@@ -84,10 +84,7 @@ def main(given: Sequence[str] | None = None) -> None:
         "--library", type=Path, default=find_library(), help="standard library of a Python"
     )
     arguments = parser.parse_args(given)
-    corpus = read_corpus(arguments.library)
-    if not corpus.training or not corpus.held_out:
-        given = f"{len(corpus.training)} files to train on and {len(corpus.held_out)} held out"
-        raise InvalidInput(f"library {arguments.library}", given=given, expected="some of both")
+    corpus = read_both_sides(arguments.library)
     if arguments.tokenizer is None:
         tokenizer = train_tokenizer(document.text for document in corpus.training)
     else:

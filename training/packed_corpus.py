@@ -30,7 +30,12 @@ def read_packed_side(path: Path, side: Side) -> PackedSide:
 
     Raises InvalidInput if the borders do not fit the ids or the file is of another kind.
     """
-    kinds = {"ids": ("uint16", 1), "starts": ("int64", 1), "bytes": ("int64", 1), "paths": (TEXT, 1)}
+    kinds = {
+        "ids": ("uint16", 1),
+        "starts": ("int64", 1),
+        "bytes": ("int64", 1),
+        "paths": (TEXT, 1),
+    }
     wanted = {f"{side.value}_{name}": kind for name, kind in kinds.items()}
     arrays = read_arrays(path, wanted, source="training.pack")
     ids, starts, sizes, paths = (arrays[name] for name in wanted)

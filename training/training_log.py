@@ -8,11 +8,16 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .command import InvalidInput, reading
+
 Record = dict[str, Any]
 Scalar = str | int | float
+LINE_BYTES_MAX = 1 << 16
+NUMBER_MAX = 1e100
 
 
 class TrainingLog:
@@ -30,10 +35,38 @@ class TrainingLog:
 
 
 def read_log(path: Path) -> Iterator[Record]:
-    """Records in the order they were written."""
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+    """Records in the order they were written; raises InvalidInput with the line that is none."""
+    with reading("log", path, expected="the log.jsonl of a run"):
+        file = path.open("rb")
+    with file:
+        for number, line in enumerate(iter(partial(file.readline, LINE_BYTES_MAX), b""), 1):
+            with reading(f"line {number} of log", path, expected="a JSON object"):
+                record = json.loads(line)
+            if not _is_record(record):
+                raise InvalidInput(
+                    f"line {number} of log {path}",
+                    given="no record",
+                    expected="part and kind, texts and finite numbers, elapsed_s of every step",
+                )
+            yield record
+
+
+def is_number(value: object) -> bool:
+    """Whether it is finite, and small enough for a picture."""
+    return isinstance(value, int | float) and abs(value) < NUMBER_MAX
+
+
+def _is_record(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    is_timed = "step" not in value or (
+        isinstance(value["step"], int)
+        and is_number(value.get("elapsed_s"))
+        and value["elapsed_s"] >= 0
+    )
+    is_named = isinstance(value.get("part"), str) and isinstance(value.get("kind"), str)
+    are_scalars = all(isinstance(item, str) or is_number(item) for item in value.values())
+    return is_timed and is_named and are_scalars
 
 
 def drop_superseded(records: Iterable[Record]) -> list[Record]:

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from .batched_model import BatchedModel
 from .batches import TokenStream
+from .command import InvalidInput
 from .optimiser import learning_rate_factor
 from .parameters import count_parameters, storages_of
 from .rounding import round_weights
+from .state_file import read_state, write_state
 from .steps import DraftStep, Geometry, Runner, TargetStep
 from .training_log import TrainingLog
 
@@ -81,8 +83,9 @@ class Training:
         """Of the part that an earlier process broke off: see `_save`."""
 
     def resume(self) -> None:
-        """Take over what an earlier process left; raises FileNotFoundError if it left nothing."""
-        state = torch.load(self._out / STATE_FILE, map_location="cpu", weights_only=True)
+        """Take over what an earlier process left; raises InvalidInput if it left nothing sound."""
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._parameters.items()}
+        state = read_state(self._out / STATE_FILE, shapes)
         for name, parameter in self._parameters.items():
             parameter.data.copy_(state["parameters"][name])
         for part, values in state["progress"].items():
@@ -204,8 +207,6 @@ class Training:
         return list(self._held_out.spread(count, self._settings.tokens + 1).split(batch))
 
     def _save(self, part: str, step: Step, generator: torch.Generator) -> None:
-        """Replace the state file; the old one stays whole until the new one is."""
-        partial = self._out / (STATE_FILE + ".partial")
         begun = {
             "part": part,
             "optimiser": step.optimiser.state(),
@@ -218,8 +219,7 @@ class Training:
             # Of a part that is finished there is nothing to take over.
             "begun": None if self._progress[part].is_finished else begun,
         }
-        torch.save(state, partial)
-        partial.replace(self._out / STATE_FILE)
+        write_state(self._out / STATE_FILE, state)
 
 
 def _device_random_state(device: torch.device) -> torch.Tensor:
@@ -228,6 +228,9 @@ def _device_random_state(device: torch.device) -> torch.Tensor:
 
 
 def _set_device_random_state(device: torch.device, state: torch.Tensor) -> None:
+    if len(state) != len(_device_random_state(device)):
+        given = f"one from another kind of device than {device.type}"
+        raise InvalidInput("state to go on from", given=given, expected="the same kind")
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

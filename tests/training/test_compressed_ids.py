@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from engine.models.deepseek_v41.engram_vocabulary import read_compressed_ids as ids_of_engine
 from engine.models.deepseek_v41.shipped import shipped_config
 from tests.training.small_library import make_library
+from training.command import InvalidInput
 from training.compressed_ids import read_compressed_ids
 from training.corpus import Corpus, read_corpus
 from training.pack import write_pack
@@ -56,7 +57,7 @@ def test_ids_are_those_of_the_engine_and_of_this_tokenizer_only(
     assert tokenizer_text(tokenizer) != tokenizer_text(other)
     put_tokenizer(tmp_path, tokenizer)
     write_pack(corpus, tokenizer, tmp_path / "corpus.npz")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InvalidInput, match="No such file"):
         read_compressed_ids(tmp_path)
     write_ids(tmp_path)
     ids = read_compressed_ids(tmp_path)
@@ -67,8 +68,10 @@ def test_ids_are_those_of_the_engine_and_of_this_tokenizer_only(
     assert ids.tolist() == engines.tolist()
 
     write_pack(corpus, other, tmp_path / "corpus.npz")
-    with pytest.raises(ValueError, match=r"corpus\.npz: made with another tokenizer"):
+    with pytest.raises(ValueError, match=r"corpus\.npz: given a file made with another tokenizer"):
         read_compressed_ids(tmp_path)
     put_tokenizer(tmp_path, other)
-    with pytest.raises(ValueError, match=r"compressed_ids\.npz: made with another tokenizer"):
+    with pytest.raises(
+        ValueError, match=r"compressed_ids\.npz: given a file made with another tokenizer"
+    ):
         read_compressed_ids(tmp_path)

@@ -155,8 +155,8 @@ def test_program_names_a_folder_without_a_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--tokens-max", "-1"), "given -1, expected 0 or more"),
-        (("--files", "0"), "given 0, expected 1 or more"),
+        (("--tokens-max", "-1"), "given -1, expected a whole number, 0 or more"),
+        (("--files", "0"), "given 0, expected a whole number, 1 or more"),
         ((), "texts to train on"),
     ],
     ids=["tokens below zero", "no files", "too few texts"],

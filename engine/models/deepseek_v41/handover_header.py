@@ -122,11 +122,17 @@ def _read_marks(rest: memoryview, identity: Identity) -> StateMarks:
     for what, given, expected in (
         ("model id", model_id.hex(), identity.model_id.hex()),
         ("state layout", state_fingerprint.hex(), handover_layout(config).fingerprint.hex()),
-        ("block layout", block_fingerprint.hex(), identity.block_layout.fingerprint.hex()),
         ("number of rings", rings, _ring_count(state_offsets(config))),
         ("number of recent ids", ids, recent_count(config)),
     ):
         _expect(what, given, given == expected, expected)
+    layout = identity.block_layout
+    _expect(
+        "block layout",
+        block_fingerprint.hex(),
+        block_fingerprint == layout.fingerprint,
+        f"{layout.fingerprint.hex()}, {layout.block_bytes} bytes; pools both exact or both padded",
+    )
     used_bytes = FACTS.size + rings * RANGE.size + ids * ID.size
     expected_bytes = align_up(PREFIX.size + used_bytes, HEADER_ALIGN_BYTES)
     header_bytes = PREFIX.size + len(rest)

@@ -1,5 +1,6 @@
 """From a folder to a model that runs: config, weights and the vocabulary of Engram."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from kernels.operations import Operations
 
 from ...block_pool import BlockPool
 from ...errors import InvalidRequest, ModelFileError
+from ...threads import find_environment_problem
 from .checkpoint.folder import build_checked, open_folder
 from .checkpoint.tensor_checks import find_value_problems
 from .config import DeepseekV41Config
@@ -44,9 +46,14 @@ class LoadedModel:
 def load_model(path: str | Path) -> LoadedModel:
     """Read a folder with config.json, weights and, for Engram, tokenizer.json.
 
-    Raises MissingModel, or ModelFileError with everything that is wrong with the headers; only
-    then with the tokenizer, and at last, as it takes longest, with the values.
+    Warns (RuntimeWarning) if the environment lets bits depend on the number of threads
+    (`engine.threads.prepare_environment`). Raises MissingModel, or ModelFileError with everything
+    that is wrong with the headers; only then with the tokenizer, and at last, as it takes longest,
+    with the values.
     """
+    problem = find_environment_problem()
+    if problem is not None:
+        warnings.warn(problem, RuntimeWarning, stacklevel=2)
     checkpoint = open_folder(path)
     config = checkpoint.config
     compressed_ids_V = read_compressed_ids(checkpoint.path, config)

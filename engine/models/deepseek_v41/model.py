@@ -40,7 +40,7 @@ from .weights import LayerWeights, ModelWeights
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardResult:
-    """For each chunk: `logits` float32 [n, V] and `hidden_E` [n, E] before the final norm.
+    """For each chunk: `logits` float32 [n, V] and `hidden` [n, E] before the final norm.
 
     n is 1 for the last token, or every token that ran through the decoder half if all were asked
     for; 0 if none did.
@@ -239,10 +239,14 @@ def check_chunks(chunks: Sequence[Chunk], config: DeepseekV41Config) -> None:
     for chunk in chunks:
         ids = chunk.token_ids
         assert len(ids) > 0, "a chunk without tokens"
-        assert 0 <= min(ids) <= max(ids) < config.vocabulary, (min(ids), max(ids))
+        is_known = 0 <= min(ids) <= max(ids) < config.vocabulary
+        assert is_known, (
+            f"token ids {min(ids)} to {max(ids)}, expected 0 to {config.vocabulary - 1}"
+        )
         end = chunk.state.length + len(ids)
-        assert end <= config.positions_max, (end, config.positions_max)
-        assert end <= chunk.state.capacity_tokens, (end, chunk.state.capacity_tokens)
+        assert end <= config.positions_max, f"{end} tokens, expected <= {config.positions_max}"
+        room = chunk.state.capacity_tokens
+        assert end <= room, f"{end} tokens, the state's blocks have room for {room}"
         assert chunk.entries_first % group_tokens(config) == 0, chunk.entries_first
         if chunk.image is not None:
             check_image(chunk.image, len(ids), config.hidden)

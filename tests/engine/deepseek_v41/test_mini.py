@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -101,3 +104,28 @@ def test_drafts_are_accepted_more_often_than_not_at_the_first_place(
         tried += 1
     bench.end(state)
     assert accepted / tried > 0.8, f"{accepted / tried} of 5 guesses"
+
+
+def test_example_of_the_model_card_runs() -> None:
+    text = (FOLDER / "README.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ended = subprocess.run(
+        [sys.executable, "-c", example],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("import argparse\n\n\nclass ")
+    assert len(ended.stdout.splitlines()) > 4
+
+
+def test_model_loaded_without_the_environment_for_equal_bits_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MKL_CBWR")
+    with pytest.warns(RuntimeWarning, match="prepare_environment"):
+        load_model(FOLDER)
