@@ -132,8 +132,8 @@ def format_table(report: Report) -> str:
     width = max(len(line.model) for line in report.scores)
     return "\n".join(
         [
-            f"{len(report.files)} held-out files, {report.judged_bytes:,} bytes, "
-            f"{report.judged_tokens:,} tokens",
+            f"{len(report.files)} held-out file(s), {report.judged_bytes:,} bytes, "
+            f"{report.judged_tokens:,} tokens; corpus {report.corpus_sha256[:16]}",
             f"{'':{width}}  bits a byte  bits a token",
             *(
                 f"{line.model:{width}}  {line.bits_per_byte:11.3f}  {line.bits_per_token:12.3f}"
