@@ -189,7 +189,7 @@ def test_report_is_printed_as_a_table_and_as_json(corpus: Corpus, tokenizer: Tok
     )
     size = sum(len(document.data) for document in corpus.held_out)
     heading, columns, *lines = format_table(report).splitlines()
-    assert heading.startswith(f"3 held-out files, {size:,} bytes, ")
+    assert heading.startswith(f"3 held-out file(s), {size:,} bytes, ")
     assert columns.split() == ["bits", "a", "byte", "bits", "a", "token"]
     assert [line.rsplit(maxsplit=2)[1] for line in lines] == [
         f"{score.bits_per_byte:.3f}" for score in report.scores
