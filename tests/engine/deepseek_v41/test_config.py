@@ -377,7 +377,7 @@ def test_shipped_configs_are_listed() -> None:
 @pytest.mark.parametrize("name", SHIPPED_CONFIGS)
 def test_every_key_of_a_config_is_in_the_format_page(name: str) -> None:
     page = (Path(__file__).parents[3] / "docs" / "formats" / "checkpoint.md").read_text()
-    document = config_document(shipped_config(name), quantised=False)
+    document: dict[str, Any] = config_document(shipped_config(name), quantised=False)
     keys = {*document, *document["text_config"], *document["vision_config"]}
     keys |= set(document["text_config"]["rope_scaling"]) - {"rope_type"}
     assert {key for key in keys if f"`{key}`" not in page} == set()
