@@ -35,12 +35,12 @@ class OwnEngine:
 
         prepare_environment()
         set_thread_count(None)
-        from engine.llm import EngineConfig
-        from engine.load import find_default_model, load_llm
+        from engine.llm import LLMConfig, load_llm
+        from engine.load import find_default_model
 
         model = find_default_model()
         self.model_name = model.name
-        config = EngineConfig(fetch_deadline_s=FETCH_DEADLINE_S, close_deadline_s=CLOSE_DEADLINE_S)
+        config = LLMConfig(fetch_deadline_s=FETCH_DEADLINE_S, close_deadline_s=CLOSE_DEADLINE_S)
         with ExitStack() as stack:
             self._store = stack.enter_context(AgentClient.open(socket_path, name="demo"))
             self._llm = stack.enter_context(
@@ -89,9 +89,13 @@ class OwnEngine:
     def ask(
         self, prompt_ids: Sequence[int], max_tokens: int, on_text: Callable[[str], None]
     ) -> Reply:
-        """Answer greedily, and wait until the blocks are saved, or given up."""
+        """Answer greedily, and wait until the blocks are saved, or given up.
+
+        The engine is to show what the store has, so it keeps nothing for the next prompt.
+        """
         generation = self._llm.generate(prompt_ids, max_tokens=max_tokens, on_text=on_text)
         self._llm.flush(SAVE_DEADLINE_S)
+        self._llm.forget_blocks()
         summary = generation.receipt.summary()
         timings = generation.timings
         return Reply(

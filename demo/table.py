@@ -13,9 +13,9 @@ COLUMNS = (
     "prompt\ntokens",
     "tokens\nhit",
     "first\ntoken",
-    "=\nmatch",
-    "+\nfetch",
-    "+\nprefill",
+    "of it\nmatch",
+    "\nfetch",
+    "\nprefill",
     "answer",
 )
 TEXT_COLUMNS = ("request", "answer")

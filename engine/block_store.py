@@ -35,7 +35,7 @@ class SaveOutcome(Protocol):
 
 
 class BlockStore(Protocol):
-    """A store of blocks by key. `save` may run in one thread while another calls the rest.
+    """A store of blocks by key. Calls may come from several threads at once.
 
     `keys` is always the key chain of a prompt from its first block on; `buffers[j]` belongs to
     block `first_block + j`. Errors are `kvstore.errors.StoreError` or OSError; the engine goes on

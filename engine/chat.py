@@ -1,8 +1,9 @@
-"""Conversations as token ids: SmolLM2's form of ChatML, with special tokens put in by id.
+"""Prompts as token ids: conversations in SmolLM2's form of ChatML, and plain texts to go on with.
 
     <|im_start|>ROLE\\nTEXT<|im_end|>\\n ... <|im_start|>assistant\\n
 
-Only the template below is known. A model with another one can still be given plain token ids.
+Special tokens are put in by id. Only the template below is known. A model without one is given a
+text; a model with another one can still be given plain token ids.
 """
 
 from collections.abc import Iterable, Sequence
@@ -68,11 +69,30 @@ def encode_follow_up(
     other ids would mean other keys, so the blocks of the answer would not be found again.
     """
     end_id = tokenizer.special_id(END)
+    answer = _without_stop(tokenizer, answer_ids)
+    ended = [*prompt_ids, *answer, end_id, *tokenizer.encode("\n")]
+    return ended + _turns(tokenizer, [Message("user", text)]) + _opening(tokenizer, "assistant")
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Prompt of a model without chat template: the text, behind the token that texts begin with."""
+    begin_id = tokenizer.data.begin_id
+    return [*([] if begin_id is None else [begin_id]), *tokenizer.encode(text)]
+
+
+def encode_text_after(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], answer_ids: Sequence[int], text: str
+) -> list[int]:
+    """Prompt that goes on behind a text and what the model wrote after it, as ids; see
+    `encode_follow_up`."""
+    return [*prompt_ids, *_without_stop(tokenizer, answer_ids), *tokenizer.encode(text)]
+
+
+def _without_stop(tokenizer: Tokenizer, answer_ids: Sequence[int]) -> list[int]:
     answer = list(answer_ids)
     while answer and answer[-1] in tokenizer.stop_ids:
         answer.pop()
-    ended = [*prompt_ids, *answer, end_id, *tokenizer.encode("\n")]
-    return ended + _turns(tokenizer, [Message("user", text)]) + _opening(tokenizer, "assistant")
+    return answer
 
 
 def _turns(tokenizer: Tokenizer, messages: Iterable[Message]) -> list[int]:

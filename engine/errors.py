@@ -4,10 +4,12 @@
     |-- ModelFileError       (also ValueError)         the model file cannot be used; all reasons
     |   `-- MissingModel     (also FileNotFoundError)  there is no model file
     |-- InvalidRequest       (also ValueError)         a caller's mistake; nothing was computed
-    |-- HandoverRefused      (also ValueError)         these bytes are no state of this model
+    |-- HandoverRefused      (also ValueError)         these bytes are no sequence of this model
     |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
     |-- StateSlotsExhausted  (also MemoryError)        no free state slot; retry later
-    `-- EngineClosed         (also RuntimeError)       the engine was used after its end
+    |-- EngineBusy                                     too many requests wait; retry later
+    |-- EngineClosed         (also RuntimeError)       the engine was used after its end
+    `-- EnginesUnavailable   (also ConnectionError)    no engine worker answers a request
 
 A store that fails is not here: the engine goes on without it and counts the fault. Broken
 invariants are `assert`.
@@ -15,6 +17,7 @@ invariants are `assert`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 PROBLEMS_SHOWN = 12
@@ -80,8 +83,18 @@ class StateSlotsExhausted(EngineError, MemoryError):
         self.slots = slots
 
 
+class EngineBusy(EngineError):
+    """As many requests wait as may; this one was not taken. Retry later."""
+
+    exit_code = 75
+
+    def __init__(self, *, waiting_requests: int) -> None:
+        super().__init__(f"the engine is busy: {waiting_requests} requests wait; try again later")
+        self.waiting_requests = waiting_requests
+
+
 class HandoverRefused(EngineError, ValueError):
-    """The bytes of a state cannot be used; nothing was allocated or written.
+    """The bytes of a sequence that is handed over cannot be used; it goes on nowhere from them.
 
     `what` names the part that is wrong.
     """
@@ -89,7 +102,7 @@ class HandoverRefused(EngineError, ValueError):
     exit_code = 2
 
     def __init__(self, what: str, *, given: object, expected: object) -> None:
-        super().__init__(f"state: {what}: given {given}, expected {expected}")
+        super().__init__(f"hand-over: {what}: given {given}, expected {expected}")
         self.what = what
         self.given = given
         self.expected = expected
@@ -101,3 +114,14 @@ class EngineClosed(EngineError, RuntimeError):
     def __init__(self, operation: str) -> None:
         super().__init__(f"{operation}: the engine is closed")
         self.operation = operation
+
+
+class EnginesUnavailable(EngineError, ConnectionError):
+    """No engine worker ends a request; `tried` says what became of each attempt."""
+
+    exit_code = 4
+
+    def __init__(self, tried: Sequence[str]) -> None:
+        shown = "; ".join(tried[-PROBLEMS_SHOWN:])
+        super().__init__(f"no engine worker answers after {len(tried)} attempt(s): {shown}")
+        self.tried = list(tried)

@@ -1,19 +1,19 @@
 """What a request gave and what it cost."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-from .saver import SaveReceipt
-
-FinishReason: TypeAlias = Literal["stop", "length"]
+from .request import FinishReason
+from .save_receipt import SaveReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Seconds of one request. `ttft_s`, time to first token, holds the first three and sampling."""
+    """Seconds of one request. `ttft_s`, time to first token, holds the others but `decode_s`;
+    fetch, swap-in (copies into the pool) and prefill overlap."""
 
     match_s: float
     fetch_s: float
+    swap_in_s: float
     prefill_s: float
     ttft_s: float
     decode_s: float
@@ -24,8 +24,9 @@ class Generation:
     """The answer to one request and what it cost.
 
     `token_ids` ends with the stop token if `finish_reason` is "stop"; `text` is without it.
-    `matched_tokens` is what the store said it has, `hit_tokens` what was taken from it.
-    `receipt` goes on counting while blocks are saved behind the request.
+    `matched_tokens` is what the store said it has. `hit_tokens` were not computed: the store had
+    them, or the pool still. `replay_tokens` behind them were computed again to rebuild window
+    state. `receipt` goes on counting while blocks are saved behind the request.
     """
 
     prompt_ids: list[int]
@@ -35,6 +36,7 @@ class Generation:
     timings: Timings
     matched_tokens: int
     hit_tokens: int
+    replay_tokens: int
     rejected_shards: int
     receipt: SaveReceipt = field(repr=False)
 

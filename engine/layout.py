@@ -58,7 +58,7 @@ def model_namespace(
     weights_sha256: str,
     compute: str,
     tokenizer_sha256: str,
-    geometry: KVGeometry,
+    layout: BlockLayout,
     tenant: str,
 ) -> Namespace:
     """Namespace of the blocks a model computes.
@@ -70,6 +70,6 @@ def model_namespace(
         model=name[:MODEL_NAME_CHARACTERS_MAX],
         weights=f"sha256:{weights_sha256} compute:{compute}",
         tokenizer=f"sha256:{tokenizer_sha256}",
-        layout=block_layout(geometry),
+        layout=layout,
         tenant=tenant,
     )

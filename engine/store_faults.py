@@ -23,7 +23,7 @@ class StoreFaults:
         return self._count
 
     def note(self, operation: str, error: Exception) -> None:
-        """Count an error of "match", "fetch" or "save"."""
+        """Count an error. `operation` is a verb for people: "match", "fetch", "save"."""
         with self._lock:
             self._count += 1
             is_first = self._count == 1

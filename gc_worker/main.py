@@ -29,9 +29,9 @@ from kvstore.admin.control.serving import (
 from kvstore.admin.control_token import read_token_file
 from kvstore.cluster.source import FileMapSource
 from kvstore.errors import InvalidArgument, StoreError
+from kvstore.event_log import set_up_logging
 from kvstore.identity import check_package_identity
 from kvstore.node.clock import SystemClock
-from kvstore.node.event_log import set_up_logging
 
 from . import drain, policy_sync, redundancy_pass, scrub, watch
 from .arguments import CONTROL_OF_MAP, WorkerArguments, parse_arguments
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None, *, on_step: StepHook = no_hook) -> 
     an eviction."""
     check_package_identity()
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
-    set_up_logging(SystemClock(), is_json=arguments.is_log_json)
+    set_up_logging(SystemClock().monotonic_s, is_json=arguments.is_log_json)
     # Each loop says once when a node does not answer; the channel would at each attempt.
     logging.getLogger("kvstore.client.channel").setLevel(logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvstore import wire
 from kvstore.errors import NodeError
-from kvstore.node.event_log import short_key
+from kvstore.event_log import short_key
 from kvstore.node.slot import HEADER_BYTES
 
 from .context import WorkerContext

@@ -21,7 +21,7 @@ from kvstore import wire
 from kvstore.client.router import Lane
 from kvstore.client.shards import write_shards
 from kvstore.errors import NodeError
-from kvstore.node.event_log import short_key
+from kvstore.event_log import short_key
 
 from .context import WorkerContext
 from .pacing import TokenBucket

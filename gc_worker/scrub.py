@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvstore import wire
 from kvstore.cluster.entities import Target
 from kvstore.errors import NodeError
-from kvstore.node.event_log import short_key
+from kvstore.event_log import short_key
 from kvstore.node.segment import LOCATION_BITS, TargetIdentity
 from kvstore.node.target_folder import IDENTITY_NAME
 

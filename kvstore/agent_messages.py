@@ -18,6 +18,8 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 1 << 20
 KEYS_PER_MESSAGE_MAX = 16_384
 """Blocks of a prompt of two million tokens."""
+OFFER_TTL_S_MAX = 120.0
+"""A run that nobody takes holds memory so long, also if the engine that offered it is gone."""
 HEAD = struct.Struct("<II")
 
 Name: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -28,6 +30,11 @@ DeadlineS: TypeAlias = Annotated[float, Meta(gt=0, le=3600)]
 JoinedKeys: TypeAlias = Annotated[bytes, Meta(max_length=32 * KEYS_PER_MESSAGE_MAX)]
 """Keys of 32 bytes, one after the other."""
 Key: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+NamespaceId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Fingerprint: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Ticket: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+"""Random: who knows it may take what was offered."""
+RunBlocks: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 SectionRow: TypeAlias = tuple[ShortName, Count]
 Sections: TypeAlias = Annotated[list[SectionRow], Meta(min_length=1, max_length=1024)]
 
@@ -84,7 +91,7 @@ class LeaseRun(Message):
     the reading end of its wake-ups if there is a run."""
 
     namespace: Count
-    blocks: Annotated[int, Meta(ge=1, le=65_536)]
+    blocks: RunBlocks
     deadline_s: DeadlineS
     is_window: bool = False
 
@@ -115,6 +122,34 @@ class StoreRun(Message):
     first_block: Count
     ttl_class: ShortName
     deadline_s: DeadlineS
+
+
+class OfferRun(Message):
+    """Another engine may take the run within `ttl_s`; answered by RunOffered, and the run is the
+    agent's from then on."""
+
+    run: Number
+    ttl_s: Annotated[float, Meta(gt=0, le=OFFER_TTL_S_MAX)]
+
+
+class TakeRun(Message):
+    """A run that was offered to this agent, or to the one at `host`; answered by RunLeased, beside
+    it the reading end of its wake-ups if there is a run. The other fields are the offer's."""
+
+    namespace: Count
+    ticket: Ticket
+    host: Name
+    namespace_id: NamespaceId
+    layout: Fingerprint
+    blocks: RunBlocks
+    deadline_s: DeadlineS
+
+
+class WithdrawOffer(Message):
+    """Nobody shall take the run that was offered to this agent; answered by Done, which says by
+    `is_kept` whether it was still there."""
+
+    ticket: Ticket
 
 
 class Forget(Message):
@@ -204,6 +239,14 @@ class RunLeased(Message):
     blocks: Count
 
 
+class RunOffered(Message):
+    """What somebody must know to take the run. `host`: where other agents reach this one."""
+
+    ticket: Ticket
+    host: Name
+    namespace_id: NamespaceId
+
+
 class FetchEnded(Message):
     """`blocks` leading blocks are verified; `ended` is the value of a FetchEnd."""
 
@@ -280,6 +323,9 @@ Request: TypeAlias = (
     | ReleaseRun
     | FetchRun
     | StoreRun
+    | OfferRun
+    | TakeRun
+    | WithdrawOffer
     | Forget
     | AskNodes
     | PutWindow
@@ -293,6 +339,7 @@ Answer: TypeAlias = (
     | Matched
     | PromptMatched
     | RunLeased
+    | RunOffered
     | FetchEnded
     | StoreEnded
     | Forgotten

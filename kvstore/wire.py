@@ -26,8 +26,10 @@ from .wire_records import ANNOUNCE_ITEM as ANNOUNCE_ITEM
 from .wire_records import EVICT_ITEM as EVICT_ITEM
 from .wire_records import HOST as HOST
 from .wire_records import LOCATION as LOCATION
+from .wire_records import OFFERED_RUN as OFFERED_RUN
 from .wire_records import PART_RECORD as PART_RECORD
 from .wire_records import REPORT_ITEM as REPORT_ITEM
+from .wire_records import RUN_PIECE as RUN_PIECE
 from .wire_records import SCAN_ROW as SCAN_ROW
 from .wire_records import TOUCH_ITEM as TOUCH_ITEM
 from .wire_records import WINDOW_REQUEST as WINDOW_REQUEST
@@ -40,7 +42,7 @@ from .wire_records import ReportOutcome as ReportOutcome
 from .wire_records import WriteOutcome as WriteOutcome
 
 MAGIC = b"CHLT"
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 64
 
 BODY_BYTES_MAX = 1 << 20
@@ -102,6 +104,8 @@ class Op(IntEnum):
     LOOKUP = 15
     ANNOUNCE = 16
     WINDOW = 17
+    RUN = 18
+    TAKE = 19
 
 
 class Status(IntEnum):
@@ -223,7 +227,7 @@ def parse_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 _OPS = frozenset(int(op) for op in Op)
-AGENT_OPS = frozenset((Op.LOOKUP, Op.ANNOUNCE, Op.WINDOW))
+AGENT_OPS = frozenset((Op.LOOKUP, Op.ANNOUNCE, Op.WINDOW, Op.RUN, Op.TAKE))
 """These are asked of agents; a storage node refuses them."""
 
 
@@ -266,6 +270,8 @@ _REQUEST_BODY_BYTES = {
     Op.LOOKUP: (0, KEY_BYTES, KEYS_PER_REQUEST_MAX),
     Op.ANNOUNCE: (ANNOUNCE_HEAD.itemsize, ANNOUNCE_ITEM.itemsize, KEYS_PER_REQUEST_MAX),
     Op.WINDOW: (WINDOW_REQUEST.itemsize, 0, 0),
+    Op.RUN: (RUN_PIECE.itemsize, 0, 0),
+    Op.TAKE: (OFFERED_RUN.itemsize, 0, 0),
 }
 """Of each request: fixed bytes of its body, bytes for each of `count`, and the most it may count.
 POLICY and NOTE carry a document, whose bytes are counted."""

@@ -154,9 +154,29 @@ WINDOW_REQUEST = np.dtype(
         ("zero", "<u4"),
     ]
 )
+OFFERED_RUN = np.dtype(
+    [
+        ("ticket", "V16"),
+        ("namespace_id", "V16"),
+        ("layout", "V16"),
+        ("blocks", "<u4"),
+        ("zero", "<u4"),
+    ]
+)
+RUN_PIECE = np.dtype(
+    [
+        ("ticket", "V16"),
+        ("namespace_id", "V16"),
+        ("layout", "V16"),
+        ("blocks", "<u4"),
+        ("bytes", "<u4"),
+        ("start", "<u8"),
+    ]
+)
 assert (LOCATION.itemsize, PART_RECORD.itemsize) == (32, 32)
 assert (WRITE_BATCH.itemsize, WRITE_ITEM.itemsize, REPORT_ITEM.itemsize) == (96, 64, 40)
 assert (SCAN_ROW.itemsize, EVICT_ITEM.itemsize) == (24, 24)
 assert (WITHDRAW_ITEM.itemsize, TOUCH_ITEM.itemsize) == (48, 40)
 assert (ANNOUNCE_HEAD.itemsize, ANNOUNCE_ITEM.itemsize) == (80, 40)
 assert (ANNOUNCE_ANSWER.itemsize, WINDOW_REQUEST.itemsize) == (24, 72)
+assert (OFFERED_RUN.itemsize, RUN_PIECE.itemsize) == (56, 64)

@@ -6,6 +6,7 @@ K kv heads, D head dimension, E hidden, F intermediate, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,11 +59,18 @@ class LlamaModel:
         self._output_VE = output_VE
         self._cos_N1D, self._sin_N1D = rope_tables(config)
 
-    def forward(self, token_ids_T: torch.Tensor, kv: PagedKV, start: int) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids_T: torch.Tensor,
+        kv: PagedKV,
+        start: int,
+        before_layer: Callable[[int], None] = lambda layer: None,
+    ) -> torch.Tensor:
         """Run the tokens at positions start .. start + T - 1; write their K and V into `kv`.
 
-        All T positions lie in one block and the context before them is in `kv`. Returns the
-        hidden state of the last token, float32 [E].
+        All T positions lie in one block. The context of a layer must be in `kv` once
+        `before_layer` was called with its number: nothing of it is read or written before. Returns
+        the hidden state of the last token, float32 [E].
         """
         config = self.config
         end = start + len(token_ids_T)
@@ -70,6 +78,7 @@ class LlamaModel:
         cos_T1D, sin_T1D = self._cos_N1D[start:end], self._sin_N1D[start:end]
         mask_TN = causal_mask(start, end, self.compute_dtype)
         for index, layer in enumerate(self._layers):
+            before_layer(index)
             x_TE = self._norm(hidden_TE, layer.attention_norm_E)
             qkv = F.linear(x_TE, layer.qkv).view(
                 -1, config.heads + 2 * config.kv_heads, config.head_dim

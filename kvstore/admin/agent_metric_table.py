@@ -132,6 +132,49 @@ ARENA_METRICS = (
     _gauge("arena_waiting", "requests", "Requests for a run that wait.", _at("arena.waiting")),
 )
 
+HANDOVER_METRICS = (
+    _gauge("offers", "runs", "Runs that another engine may take.", _at("offers.open")),
+    _gauge("offers_bytes", "bytes", "Bytes of those.", _at("offers.open_bytes")),
+    _counter("offers_made", "runs", "Runs offered to other engines.", _at("offers.made")),
+    _counter(
+        "offers_ended",
+        "runs",
+        "Offers by what became of them.",
+        _pick("offers", "taken", "sent", "withdrawn", "expired"),
+        "ended",
+    ),
+    _counter(
+        "offers_refused",
+        "runs",
+        "Runs not taken on offer, because too many were.",
+        _at("offers.refused"),
+    ),
+    _counter(
+        "offers_sent_bytes", "bytes", "Bytes of runs sent to other hosts.", _at("offers.sent_bytes")
+    ),
+    _counter(
+        "offers_remote_takes",
+        "runs",
+        "Runs wanted from other hosts, by their end.",
+        _pick(
+            "offers",
+            "remote_found",
+            "remote_absent",
+            "remote_rejected",
+            "remote_unreachable",
+            "remote_late",
+            "skipped",
+        ),
+        "ended",
+    ),
+    _counter(
+        "offers_received_bytes",
+        "bytes",
+        "Bytes of runs taken from other hosts.",
+        _at("offers.received_bytes"),
+    ),
+)
+
 FETCH_METRICS = (
     _gauge("fetch_queued", "jobs", "Pieces of fetches that wait.", _at("fetch.queued")),
     _gauge("fetch_running", "fetches", "Fetches that run.", _at("fetch.running")),
@@ -280,6 +323,7 @@ DIRECTORY_METRICS = (
 AGENT_METRICS: tuple[AgentMetric, ...] = (
     *PROCESS_METRICS,
     *ARENA_METRICS,
+    *HANDOVER_METRICS,
     *FETCH_METRICS,
     *STORE_METRICS,
     *MATCH_METRICS,

@@ -12,6 +12,7 @@ from .agent_command import agent
 from .bench_command import bench
 from .down_command import down
 from .drain_command import drain
+from .engine_command import engine
 from .exit_codes import describe_exit_codes
 from .gc_command import app as gc_app
 from .inspect_command import inspect
@@ -76,3 +77,9 @@ app.command("verify")(verify)
 app.command("drain")(drain)
 app.command("bench")(bench)
 app.command("agent")(agent)
+app.command(
+    "engine",
+    # All of it is the worker's, --help too.
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(engine)

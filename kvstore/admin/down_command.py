@@ -1,6 +1,7 @@
-"""`cachalot down`: ends the nodes and agents that `cachalot up` started, and nothing else."""
+"""`cachalot down`: ends what `cachalot up` started, and nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +10,9 @@ import typer
 from ..errors import InvalidArgument
 from .folder_option import parse_folder
 from .local_agents import stop_agents
+from .local_engines import stop_engines
 from .local_folder import LocalFolder
-from .node_process import AGENT, GC_WORKER, StopDeadlines
+from .node_process import AGENT, ENGINE, GC_WORKER, StopDeadlines
 from .node_stop import StoppedNode, find_process, stop_nodes
 from .output import write_json, write_remark, write_result
 from .quantities import count_of, format_size
@@ -19,6 +21,16 @@ if TYPE_CHECKING:
     from .wipe import WipePlan
 
 SHOWN_PATHS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedProcesses:
+    """What became of each process, as the JSON output has it."""
+
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    agents: list[dict[str, Any]] = field(default_factory=list)
+    engines: list[dict[str, Any]] = field(default_factory=list)
 
 
 def down(
@@ -42,6 +54,10 @@ def down(
         str | None,
         typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME"),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Stop this engine only; `up` starts it again.", metavar="NAME"),
+    ] = None,
     wait_s: Annotated[
         float,
         typer.Option(
@@ -50,38 +66,44 @@ def down(
     ] = 20.0,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Stop the nodes and agents of a local cluster, or one of them.
+    """Stop the nodes, agents and engines of a local cluster, or one of them.
 
     What they stored stays for the next `up`, except with --wipe. May be run again.
     """
     place = LocalFolder(folder)
-    workers_place, agents_place = place.of(GC_WORKER), place.of(AGENT)
-    is_recorded = any(one.recorded_nodes() for one in (place, workers_place, agents_place))
-    _check_choice({"--node": node, "--agent": agent, "--wipe": wipe or None})
-    if node is not None:
-        _check_node(place, node)
-    if agent is not None:
-        _check_agent(place, agent)
+    places = place, place.of(GC_WORKER), place.of(AGENT), place.of(ENGINE)
+    nodes_place, workers_place, agents_place, engines_place = places
+    is_recorded = any(one.recorded_nodes() for one in places)
+    _check_choice({"--node": node, "--agent": agent, "--engine": engine, "--wipe": wipe or None})
+    _check_names(place, node=node, agent=agent, engine=engine)
     if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
+    only = node or agent or engine
     with place.locked():
         deadlines = StopDeadlines(term_s=wait_s)
+
+        def stop(place: LocalFolder, name: str | None) -> list[dict[str, Any]]:
+            return _stop(place, deadlines, name, dry_run=dry_run) if name == only else []
+
         # Who uses the nodes goes first, so that none complains about nodes that are meant to go.
-        agents = [] if node else _stop(agents_place, deadlines, agent, dry_run=dry_run)
-        workers = [] if agent else _stop(workers_place, deadlines, node, dry_run=dry_run)
-        stopped = [] if agent else _stop(place, deadlines, node, dry_run=dry_run)
+        stopped = StoppedProcesses(
+            engines=stop(engines_place, engine),
+            agents=stop(agents_place, agent),
+            workers=stop(workers_place, node),
+            nodes=stop(nodes_place, node),
+        )
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
-        found = render_json(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
-        write_json(found)
+        write_json(render_json(stopped, plan, dry_run=dry_run))
     else:
-        lines = render_lines(stopped, plan, workers=workers, agents=agents, dry_run=dry_run)
-        if agent is not None:
-            lines = [*map(_render_line, agents)] or [f"{agent}: not running"]
+        lines = render_lines(stopped, plan, dry_run=dry_run)
+        if agent is not None or engine is not None:
+            ended = [*stopped.agents, *stopped.engines]
+            lines = [*map(_render_line, ended)] or [f"{only}: not running"]
         write_result("\n".join(lines))
-        if node is not None or agent is not None:
-            write_remark(f"`cachalot up --dir {place.path}` starts {node or agent} again")
+        if only is not None:
+            write_remark(f"`cachalot up --dir {place.path}` starts {only} again")
         elif not wipe and place.cluster_path.exists():
             write_remark(
                 f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
@@ -94,6 +116,18 @@ def _check_choice(given: dict[str, object]) -> None:
     said = [name for name, value in given.items() if value is not None]
     if len(said) > 1:
         raise InvalidArgument(said[-1], given=f"{said[0]} too", expected="one of them")
+
+
+def _check_names(
+    place: LocalFolder, *, node: str | None, agent: str | None, engine: str | None
+) -> None:
+    """Raises InvalidArgument for what the cluster does not have."""
+    if node is not None:
+        _check_node(place, node)
+    if agent is not None:
+        _check_agent(place, agent)
+    if engine is not None:
+        _check_engine(place, engine)
 
 
 def _check_node(place: LocalFolder, node: str) -> None:
@@ -112,25 +146,36 @@ def _check_agent(place: LocalFolder, agent: str) -> None:
         raise InvalidArgument("--agent", given=repr(agent), expected=expected)
 
 
+def _check_engine(place: LocalFolder, engine: str) -> None:
+    from .engine_plan import name_engines
+
+    known = [one.name for one in name_engines(place.read_engine_options())]
+    if engine not in known:
+        expected = f"one of the cluster: {', '.join(known) or 'it has none'}"
+        raise InvalidArgument("--engine", given=repr(engine), expected=expected)
+
+
 def _stop(
     place: LocalFolder, deadlines: StopDeadlines, only: str | None, *, dry_run: bool
 ) -> list[dict[str, Any]]:
     """What became, or would become, of the recorded processes of the folder's program.
 
-    `only`: of all of them, that agent, or that node or the worker beside it.
+    `only`: of all of them, that agent or engine, or that node or the worker beside it.
     """
     names = [name for name in place.recorded_nodes() if only in (None, name)]
     if dry_run:
         return plan_stop(place, names)
     if place.program == AGENT:
         return [render_stopped(agent) for agent in stop_agents(place, names, deadlines)]
+    if place.program == ENGINE:
+        return [render_stopped(engine) for engine in stop_engines(place, names, deadlines)]
     return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
 def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool) -> None:
     # What was wanted is so, as after a `down --wipe`. The path is shown, in case it is misspelt.
     if is_json:
-        write_json(render_json([], None, workers=[], agents=[], dry_run=dry_run))
+        write_json(render_json(StoppedProcesses(), None, dry_run=dry_run))
     else:
         write_result(f"nothing to stop in {place.path}: there is no cluster")
 
@@ -177,40 +222,31 @@ def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
 
 
 def render_json(
-    stopped: list[dict[str, Any]],
-    plan: "WipePlan | None",
-    *,
-    workers: list[dict[str, Any]],
-    agents: list[dict[str, Any]],
-    dry_run: bool,
+    stopped: StoppedProcesses, plan: "WipePlan | None", *, dry_run: bool
 ) -> dict[str, Any]:
     """The JSON object of `cachalot down --json`. With `is_dry_run` nothing of it was done."""
     return {
         "is_dry_run": dry_run,
-        "nodes": stopped,
-        "workers": workers,
-        "agents": [
-            {"agent": one["node"], "pid": one["pid"], "outcome": one["outcome"]} for one in agents
-        ],
+        "nodes": stopped.nodes,
+        "workers": stopped.workers,
+        "agents": [_rename(one, AGENT.noun) for one in stopped.agents],
+        "engines": [_rename(one, ENGINE.noun) for one in stopped.engines],
         "removed_paths": [] if plan is None else [str(path) for path in plan.files],
         "removed_bytes": 0 if plan is None else plan.freed_bytes,
         "kept_paths": [] if plan is None else [str(path) for path in plan.kept],
     }
 
 
-def render_lines(
-    stopped: list[dict[str, Any]],
-    plan: "WipePlan | None",
-    *,
-    workers: list[dict[str, Any]],
-    agents: list[dict[str, Any]],
-    dry_run: bool,
-) -> list[str]:
+def _rename(one: dict[str, Any], noun: str) -> dict[str, Any]:
+    return {noun: one["node"], "pid": one["pid"], "outcome": one["outcome"]}
+
+
+def render_lines(stopped: StoppedProcesses, plan: "WipePlan | None", *, dry_run: bool) -> list[str]:
     """The same for a person."""
-    lines = [*map(_render_line, [*stopped, *agents])]
-    if not any(node["outcome"] != "not running" for node in stopped):
+    lines = [*map(_render_line, [*stopped.nodes, *stopped.agents, *stopped.engines])]
+    if not any(node["outcome"] != "not running" for node in stopped.nodes):
         lines.append("no node was running")
-    ended = [worker for worker in workers if worker["outcome"] != "not running"]
+    ended = [worker for worker in stopped.workers if worker["outcome"] != "not running"]
     if ended:
         outcomes = sorted({worker["outcome"] for worker in ended})
         lines.append(f"{count_of(len(ended), 'gc_worker')}: {' or '.join(outcomes)}")

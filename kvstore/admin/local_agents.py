@@ -6,7 +6,6 @@ keeps is soft, so one that was killed is started again on its old address and be
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from socket import socket as Listener
 from ..cluster.entities import Entrypoint
 from ..cluster.map import load_cluster_map
 from ..errors import AgentError, InvalidArgument, NodeError
+from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
 from .local_folder import LocalAgentOptions, LocalFolder
 from .local_processes import START_DEADLINE_S, LocalProcesses
 from .node_process import AGENT, StopDeadlines, read_option
@@ -31,8 +31,6 @@ WINDOW_MEMORY_BYTES_DEFAULT = 64 << 20
 FETCH_WORKERS_DEFAULT = 1
 COUNTS = frozenset({"--fetch-workers"})
 """Options of an agent whose values are no bytes."""
-SOCKET_LOCK_SUFFIX = ".lock"
-"""Of the file that an agent locks beside its socket, for as long as it serves it."""
 
 
 class LocalAgents(LocalProcesses):
@@ -143,19 +141,8 @@ def stop_agents(
     """As `stop_nodes`, of a folder of agents; also removes the sockets that killed ones left."""
     stopped = stop_nodes(folder, names, deadlines)
     for one in stopped:
-        _remove_stale_socket(folder.socket_path(one.node))
+        remove_stale_socket(folder.socket_path(one.node))
     return stopped
-
-
-def _remove_stale_socket(path: Path) -> None:
-    """Remove an agent's socket unless some agent, perhaps one started by hand, serves it."""
-    lock_path = path.with_name(path.name + SOCKET_LOCK_SUFFIX)
-    try:
-        with open(lock_path, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-    except (FileNotFoundError, BlockingIOError):
-        return
 
 
 def agent_command(
@@ -190,7 +177,7 @@ def check_agents(folder: LocalFolder, names: Sequence[str], options: LocalAgentO
         return
     # Here, because most commands need nothing of the agent.
     from ..agent.memory_check import check_memory, read_memory_left
-    from ..agent.options import SOCKET_PATH_BYTES_MAX, AgentOptions
+    from ..agent.options import AgentOptions
 
     for name in names:
         path = os.fsencode(folder.socket_path(name))

@@ -7,7 +7,8 @@ start, kill and start again:
         store = StoreClient.open(cluster.cluster_path)
         cluster.kill("n03")
 
-With `agents=2` the folder also has the agents a01 and a02: `cluster.agents.socket("a01")`.
+With `agents=2` the folder also has the agents a01 and a02: `cluster.agents.socket("a01")`. Engines
+are started by themselves: `cluster.engines.bring_up(..)`.
 
 Not for nodes on other machines, nor for nodes that something else started.
 """
@@ -24,6 +25,7 @@ from ..cluster.entities import ClusterMap, Node
 from ..cluster.map import load_cluster_map, write_cluster_map
 from ..errors import InvalidArgument
 from .local_agents import LocalAgents, check_agents
+from .local_engines import LocalEngines
 from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions
 from .local_nodes import LocalNodes
 from .local_plan import LocalWishes, choose_agents, choose_shape, find_differences, name_agents
@@ -50,6 +52,8 @@ class LocalCluster:
         """The `gc_worker` beside each node, where they were asked for."""
         self.agents = LocalAgents(folder)
         """The agents of this machine, where they were asked for."""
+        self.engines = LocalEngines(folder)
+        """The engine workers of this machine, which `start` leaves alone."""
 
     @classmethod
     def start(
@@ -255,6 +259,7 @@ class LocalCluster:
         """End all nodes cleanly and wait for them. May be called again. Raises NodeError."""
         with self._folder.locked():
             # Who uses the nodes goes first, so that none complains about nodes meant to go.
+            self.engines.stop(self.engines.recorded(), deadlines)
             self.agents.stop(self.agents.recorded(), deadlines)
             self.workers.stop(self.workers.recorded(), deadlines)
             return self._nodes.stop(self.node_names, deadlines)
@@ -273,7 +278,7 @@ class LocalCluster:
                 self.stop()
         finally:
             # Somebody may have removed the folder, and the records in it, under running nodes.
-            for processes in (self.agents, self.workers, self._nodes):
+            for processes in (self.engines, self.agents, self.workers, self._nodes):
                 processes.end_children(SIGNAL_DEADLINE_S)
 
     def _node(self, name: str) -> Node:

@@ -11,6 +11,10 @@
     D/agents/a01.sock               where engines reach agent a01
     D/agents/a01/agent.log          what it said on stderr
     D/agents/a01/agent.json         its process
+    D/engines.json                  which engines it has, and of which model
+    D/engines/p01.sock              where clients reach engine p01
+    D/engines/p01/engine.log        what it said on stderr
+    D/engines/p01/engine.json       its process
     D/control-token                 the secret of the control API
 
 Nothing here starts or stops a process.
@@ -31,7 +35,7 @@ from typing import Any
 
 from ..errors import ClusterMapError, InvalidArgument, StoreError
 from .control_token import TOKEN_NAME
-from .node_process import AGENT, KVSTORED, Program
+from .node_process import AGENT, ENGINE, KVSTORED, Program
 
 LOCK_DEADLINE_S = 180.0
 """Longer than a start of nodes and then of agents may take, so that a second one waits for the
@@ -69,6 +73,16 @@ class LocalAgentOptions:
         """These options, with those of `other` in their place where it says something."""
         said = {name: value for name, value in asdict(other).items() if value is not None}
         return replace(self, **said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngineOptions:
+    """The engine workers of a folder: how many of each role, and the model of all of them."""
+
+    model: str = ""
+    prefill: int = 0
+    decode: int = 0
+    both: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +125,13 @@ class LocalFolder:
         return self.path / "agents.json"
 
     @property
+    def engine_options_path(self) -> Path:
+        return self.path / "engines.json"
+
+    @property
     def nodes_path(self) -> Path:
-        """The folder of all nodes; where the program is an agent, of all agents."""
-        return self.path / ("agents" if self.program == AGENT else "nodes")
+        """The folder of all nodes; where the program is an agent or an engine, of all those."""
+        return self.path / {AGENT: "agents", ENGINE: "engines"}.get(self.program, "nodes")
 
     def node_path(self, node: str) -> Path:
         return self.nodes_path / node
@@ -124,9 +142,14 @@ class LocalFolder:
     def record_path(self, node: str) -> Path:
         return self.node_path(node) / f"{self.program.files}.json"
 
-    def socket_path(self, agent: str) -> Path:
-        """Where engines reach an agent."""
-        return self.of(AGENT).nodes_path / f"{agent}.sock"
+    def socket_path(self, name: str) -> Path:
+        """Where engines reach an agent; where the program is an engine, where clients reach it."""
+        place = self if self.program == ENGINE else self.of(AGENT)
+        return place.nodes_path / f"{name}.sock"
+
+    def place_path(self, name: str) -> Path:
+        """The path on the command line of that process which no other folder's has."""
+        return self.socket_path(name) if self.program == ENGINE else self.cluster_path
 
     def create(self) -> None:
         """Make the folder. Raises InvalidArgument if that cannot be done, or not written in."""
@@ -193,6 +216,18 @@ class LocalFolder:
 
     def write_agent_options(self, options: LocalAgentOptions) -> None:
         _write_json(self.agent_options_path, asdict(options))
+
+    def read_engine_options(self) -> LocalEngineOptions:
+        """What engines.json says; none if it is missing or not ours."""
+        found = _read_json(self.engine_options_path)
+        model = found.get("model")
+        counts = {name: found.get(name) for name in ("prefill", "decode", "both")}
+        if not isinstance(model, str) or any(type(n) is not int or n < 0 for n in counts.values()):
+            return LocalEngineOptions()
+        return LocalEngineOptions(model=model, **{name: int(n or 0) for name, n in counts.items()})
+
+    def write_engine_options(self, options: LocalEngineOptions) -> None:
+        _write_json(self.engine_options_path, asdict(options))
 
     def recorded_nodes(self) -> list[str]:
         """Names of the nodes that have a record, sorted. Needs no map, which may be broken."""

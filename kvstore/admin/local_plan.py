@@ -32,6 +32,8 @@ class LocalWishes:
     code: CodeShape | None = None
     target_size_bytes: int | None = None
     agents: int | None = None
+    agents_min: int = 0
+    """So many agents are needed at least, by the engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,9 @@ def choose_agents(wishes: LocalWishes, known: int = 0) -> int:
     agents = known if wishes.agents is None else wishes.agents
     if not 0 <= agents <= AGENTS_MAX:
         raise InvalidArgument("agents", given=agents, expected=f"0 to {AGENTS_MAX}")
-    return agents
+    if wishes.agents == 0 and wishes.agents_min:
+        raise InvalidArgument("agents", given=0, expected="1 or more: the engines need one")
+    return max(agents, wishes.agents_min)
 
 
 def choose_code(nodes: int) -> CodeShape:

@@ -1,4 +1,4 @@
-"""One running node, worker or agent, found by its pid *and* its command line, and signalled.
+"""One process that runs for a cluster, found by its pid *and* its command line, and signalled.
 
 A pid alone proves nothing: the process may have ended and the kernel given its number to another.
 So a process is opened first (pidfd_open), which pins it, and looked at then; signals go to what was
@@ -42,6 +42,8 @@ class Program:
     """The option that says which one of its kind it is."""
     noun: str = "node"
     """What a message calls the one that is named so; also the key of its ready line."""
+    place_option: str = "--cluster"
+    """The option whose path says which folder's it is."""
 
     @property
     def files(self) -> str:
@@ -52,10 +54,13 @@ class Program:
 KVSTORED = Program("kvstore.node", "kvstored")
 GC_WORKER = Program("gc_worker", "gc_worker")
 AGENT = Program("kvstore.admin.cli", "cachalot", "agent", name_option="--name", noun="agent")
+ENGINE = Program(
+    "engine.worker", "engine", name_option="--name", noun="engine", place_option="--listen"
+)
 
 
 class NodeProcess:
-    """A live process for one node of one map. Close it, or use it in `with`."""
+    """A live process for one node of one map, or one engine. Close it, or use it in `with`."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -63,9 +68,10 @@ class NodeProcess:
 
     @classmethod
     def find(
-        cls, pid: int, *, cluster_path: Path, node: str, program: Program = KVSTORED
+        cls, pid: int, *, place_path: Path, node: str, program: Program = KVSTORED
     ) -> NodeProcess | None:
-        """The process `pid` if it is alive and runs `program` for exactly this map and node.
+        """The process `pid` if it is alive and runs `program` for exactly this place and
+        node. `place_path`: the map; of an engine, its socket.
 
         Raises NodeError if the system does not say, as when no more files may be opened: a node
         about which nothing is known must not count as ended.
@@ -81,7 +87,7 @@ class NodeProcess:
         except OSError as error:
             os.close(descriptor)
             raise _unknown(pid, node, error, program) from error
-        if not is_command_of_node(command, cluster_path=cluster_path, node=node, program=program):
+        if not is_command_of_node(command, place_path=place_path, node=node, program=program):
             os.close(descriptor)
             return None
         return cls(pid, descriptor)
@@ -190,17 +196,17 @@ def _wait(
 
 
 def is_command_of_node(
-    command: Sequence[str], *, cluster_path: Path, node: str, program: Program = KVSTORED
+    command: Sequence[str], *, place_path: Path, node: str, program: Program = KVSTORED
 ) -> bool:
-    """Whether a command line is that of `program` for exactly this map (absolute) and node."""
+    """Whether a command line is that of `program` for exactly this place (absolute) and node."""
     first = _find_first_argument(command, program)
     if first is None or (program.command and list(command[first : first + 1]) != [program.command]):
         return False
-    given = _option(command, "--cluster")
-    is_map = (
-        given is not None and os.path.isabs(given) and os.path.realpath(given) == str(cluster_path)
+    given = _option(command, program.place_option)
+    is_there = (
+        given is not None and os.path.isabs(given) and os.path.realpath(given) == str(place_path)
     )
-    return is_map and _option(command, program.name_option) == node
+    return is_there and _option(command, program.name_option) == node
 
 
 def _find_first_argument(command: Sequence[str], program: Program) -> int | None:

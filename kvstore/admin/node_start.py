@@ -1,4 +1,4 @@
-"""Starting nodes and agents: their sockets, their command lines, and waiting until they serve.
+"""Starting nodes and other servers: their sockets, command lines, and waiting until they serve.
 
 All are started first and waited for together, because each takes a while of CPU time to come up.
 The listening sockets are made here and handed over, so that no port can be lost in between, and a
@@ -126,9 +126,14 @@ def spawn_node(
 
 
 def spawn_recorded(
-    folder: LocalFolder, name: str, address: str, command: Sequence[str], listener: socket.socket
+    folder: LocalFolder,
+    name: str,
+    address: str,
+    command: Sequence[str],
+    listener: socket.socket | None = None,
 ) -> StartingNode:
-    """Start `command`, of the folder's program, which listens on `address`."""
+    """Start `command`, of the folder's program, which listens on `address`, by an inherited socket
+    or by itself."""
     folder.node_path(name).mkdir(parents=True, exist_ok=True)
     log_path = folder.log_path(name)
     with open(log_path, "ab") as log:
@@ -142,7 +147,7 @@ def spawn_recorded(
             # numpy's library for linear algebra would start a thread for each core, which a node
             # has no use for and which spin while they start.
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-            pass_fds=[listener.fileno()],
+            pass_fds=[] if listener is None else [listener.fileno()],
             # Ctrl-C at the terminal and the end of the shell are not meant for it.
             start_new_session=True,
         )

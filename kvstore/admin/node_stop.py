@@ -1,7 +1,7 @@
 """Stopping the nodes of a local cluster: exactly those processes that were started for it.
 
-A folder's records are of one program (`LocalFolder.of`): its nodes, the workers beside them, or
-the agents of the machine; "node" below is what the record is of.
+A folder's records are of one program (`LocalFolder.of`): its nodes, the workers beside them, the
+agents or the engines of the machine; "node" below is what the record is of.
 Works from the records that a start left, not from the map, so that nodes can be stopped whose map
 was broken by hand in the meantime.
 """
@@ -52,9 +52,8 @@ def find_process(folder: LocalFolder, node: str) -> NodeProcess | None:
     record = folder.read_record(node)
     if record is None:
         return None
-    return NodeProcess.find(
-        record.pid, cluster_path=folder.cluster_path, node=node, program=folder.program
-    )
+    place_path = folder.place_path(node)
+    return NodeProcess.find(record.pid, place_path=place_path, node=node, program=folder.program)
 
 
 def signal_process(folder: LocalFolder, node: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""`cachalot up`: nodes and agents on this machine, in the background."""
+"""`cachalot up`: nodes, agents and engines on this machine, in the background."""
 
 import shutil
 import signal
@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .control_options import JsonOption
+from .engine_plan import name_engines, parse_engines
 from .folder_option import parse_folder
+from .local_engines import LocalEngines
+from .local_folder import LocalFolder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
 from .quantities import count_of, format_size, parse_code, parse_size_bytes
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("node", "state", "pid", "address")
 AGENT_COLUMNS = ("agent", "state", "pid", "address", "socket")
+ENGINE_COLUMNS = ("engine", "state", "pid", "role", "socket")
 
 
 class Sync(Enum):
@@ -81,10 +85,22 @@ WindowMemoryOption = Annotated[
     str | None,
     typer.Option(help="The most that each agent's window states take (64MiB).", metavar="SIZE"),
 ]
+EnginesOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Engine workers, such as 1p1d (prefill and decode) or 1b (both); adds an agent if"
+        " there is none.",
+        metavar="SPEC",
+    ),
+]
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(help="Model of the engines: a GGUF file, or a folder.", metavar="PATH"),
+]
 WaitOption = Annotated[
     float,
     typer.Option(
-        help="How long to wait for all nodes, then for all agents.",
+        help="How long to wait for all nodes, then for all agents; for engines three times it.",
         metavar="S",
         min=0.1,
         max=3600.0,
@@ -107,6 +123,8 @@ def up(
     arena: ArenaOption = None,
     fetch_workers: FetchWorkersOption = None,
     window_memory: WindowMemoryOption = None,
+    engines: EnginesOption = None,
+    model: ModelOption = None,
     wait_s: WaitOption = 60.0,
     is_foreground: ForegroundOption = False,
     is_json: JsonOption = False,
@@ -116,11 +134,19 @@ def up(
     Writes D/cluster.toml. Sizes are like 512MiB, 4GiB or 1TiB. Fewer than 12 disks or little
     memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
     """
+    engine_counts = None if engines is None else parse_engines(engines)
+    has_engines = engine_counts is not None or bool(
+        name_engines(LocalFolder(folder).read_engine_options())
+    )
+    if has_engines or model is not None:
+        # Their mistakes, before anything is made.
+        LocalEngines(LocalFolder(folder)).plan(engine_counts, model)
     wishes = LocalWishes(
         nodes=nodes,
         code=None if code is None else parse_code("--code", code),
         target_size_bytes=_size("--target-size", target_size),
         agents=agents,
+        agents_min=1 if has_engines else 0,
     )
     from .local_cluster import LocalCluster
     from .local_folder import LocalAgentOptions, NodeOptions
@@ -140,6 +166,11 @@ def up(
     cluster, started = LocalCluster.bring_up(
         folder, wishes, options, agent_options, gc=not is_without_gc, deadline_s=wait_s
     )
+    if has_engines:
+        sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
+        started += cluster.engines.bring_up(
+            engine_counts, model, agents=sockets, deadline_s=3 * wait_s
+        )
     if is_foreground:
         _stay(cluster, started, is_json=is_json)
     else:
@@ -178,6 +209,7 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
         f"{count_of(workers, 'gc_worker')} beside them"
     )
     _report_agents(cluster, started)
+    _report_engines(cluster, started)
     for line in cluster.agents.describe_kept(cluster.map.entrypoints):
         write_remark(line)
     write_result(f"to stop them: cachalot down --dir {cluster.folder}")
@@ -204,6 +236,24 @@ def _report_agents(cluster: "LocalCluster", started: list[str]) -> None:
     write_result("")
     write_table(AGENT_COLUMNS, rows, left_columns=frozenset(AGENT_COLUMNS))
     write_result("")
+
+
+def _report_engines(cluster: "LocalCluster", started: list[str]) -> None:
+    engines = cluster.engines.wanted
+    if not engines:
+        return
+    rows = [
+        [
+            one.name,
+            "started" if one.name in started else "was running",
+            str(cluster.engines.pid(one.name)),
+            one.role,
+            str(cluster.engines.socket(one.name)),
+        ]
+        for one in engines
+    ]
+    write_table(ENGINE_COLUMNS, rows, left_columns=frozenset(ENGINE_COLUMNS))
+    write_result(f"\nthey run {cluster.engines.model}\n")
 
 
 def _find_page(cluster: "LocalCluster") -> "WebPage | None":
@@ -244,6 +294,18 @@ def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
                 "log_path": str(cluster.agents.log_path(one.name)),
             }
             for one in cluster.map.entrypoints
+        ],
+        "engines": [
+            {
+                "engine": one.name,
+                "role": one.role,
+                "model": cluster.engines.model,
+                "socket": str(cluster.engines.socket(one.name)),
+                "pid": cluster.engines.pid(one.name),
+                "is_started": one.name in started,
+                "log_path": str(cluster.engines.log_path(one.name)),
+            }
+            for one in cluster.engines.wanted
         ],
     }
 

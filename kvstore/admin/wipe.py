@@ -15,10 +15,11 @@ from ..cluster.entities import ClusterMap
 from ..errors import AgentRefused, TargetLocked
 from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
-from .local_agents import SOCKET_LOCK_SUFFIX
+from ..socket_file import LOCK_SUFFIX
+from .engine_plan import name_engines
 from .local_folder import LocalFolder
 from .local_plan import target_path
-from .node_process import AGENT, GC_WORKER
+from .node_process import AGENT, ENGINE, GC_WORKER
 
 SOFT_STATE = (
     "index.arrow*",
@@ -43,7 +44,7 @@ class WipePlan:
     locks: list[Path] = field(default_factory=list)
     """Held by a node as long as it serves the target."""
     socket_locks: list[Path] = field(default_factory=list)
-    """Held by an agent as long as it serves the socket."""
+    """Held by an agent or an engine as long as it serves the socket."""
     freed_bytes: int = 0
     """On the disk, where a preallocated file takes all of its length."""
 
@@ -56,10 +57,15 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
     plan.folders.append(folder.nodes_path)
     agents = folder.of(AGENT)
     for entrypoint in cluster_map.entrypoints:
-        _plan_agent(plan, agents, entrypoint.name)
+        _plan_server(plan, agents, entrypoint.name)
     plan.folders.append(agents.nodes_path)
+    engines = folder.of(ENGINE)
+    names = [engine.name for engine in name_engines(folder.read_engine_options())]
+    for name in names:
+        _plan_server(plan, engines, name)
+    plan.folders.append(engines.nodes_path)
     # The map goes last: as long as it is there, a wipe that broke off can be run again.
-    options = [folder.options_path, folder.agent_options_path]
+    options = [folder.options_path, folder.agent_options_path, folder.engine_options_path]
     top = [*options, *map(_temporary, options), folder.token_path]
     _plan_files(plan, [*top, folder.cluster_path])
     records = {
@@ -69,6 +75,8 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
     }
     for entrypoint in cluster_map.entrypoints:
         records |= {agents.record_path(entrypoint.name), agents.socket_path(entrypoint.name)}
+    for name in names:
+        records |= {engines.record_path(name), engines.socket_path(name)}
     _note_kept(plan, records)
     return plan
 
@@ -87,15 +95,16 @@ def _plan_node(plan: WipePlan, folder: LocalFolder, cluster_map: ClusterMap, nod
     plan.folders.append(folder.node_path(node))
 
 
-def _plan_agent(plan: WipePlan, folder: LocalFolder, agent: str) -> None:
-    socket_path, record_path = folder.socket_path(agent), folder.record_path(agent)
-    lock_path = socket_path.with_name(socket_path.name + SOCKET_LOCK_SUFFIX)
+def _plan_server(plan: WipePlan, folder: LocalFolder, name: str) -> None:
+    """What an agent or an engine left."""
+    socket_path, record_path = folder.socket_path(name), folder.record_path(name)
+    lock_path = socket_path.with_name(socket_path.name + LOCK_SUFFIX)
     # With a record there is a stop before the wipe, which removes the record and the socket.
     if socket_path.is_socket() and not record_path.exists():
         plan.files.append(socket_path)
-    _plan_files(plan, [lock_path, _temporary(record_path), folder.log_path(agent)])
+    _plan_files(plan, [lock_path, _temporary(record_path), folder.log_path(name)])
     plan.socket_locks.append(lock_path)
-    plan.folders.append(folder.node_path(agent))
+    plan.folders.append(folder.node_path(name))
 
 
 def _plan_target(plan: WipePlan, place: Path, *, cluster: str, target: str) -> None:
@@ -149,7 +158,7 @@ def apply_wipe(plan: WipePlan) -> None:
             raise TargetLocked(lock.parent, detail)
     for lock in plan.socket_locks:
         if _is_held(lock):
-            raise AgentRefused(lock.with_name(lock.name.removesuffix(SOCKET_LOCK_SUFFIX)), detail)
+            raise AgentRefused(lock.with_name(lock.name.removesuffix(LOCK_SUFFIX)), detail)
     for path in plan.files:
         path.unlink(missing_ok=True)
     for path in plan.folders:

@@ -20,6 +20,7 @@ from .window_run import gather_record, space_for_record, spread_record
 
 log = logging.getLogger(__name__)
 
+NO_RUN = RunLeased(run=0, offset=0, blocks=0)
 RecordFetch: TypeAlias = Callable[[memoryview, float], Awaitable[WindowOutcome]]
 """Brings a record into memory, within seconds."""
 
@@ -52,6 +53,11 @@ class ArenaRuns:
 
     async def wait(self, wish: LeaseRequest, deadline_s: float) -> Reply:
         """The answer to a wish that is in line, once it is settled, or after `deadline_s`."""
+        await self.settle(wish, deadline_s)
+        return self.reply_of(wish)
+
+    async def settle(self, wish: LeaseRequest, deadline_s: float) -> None:
+        """Returns when a wish that may be in line is settled, after `deadline_s` at the latest."""
         if not wish.is_settled:
             settled = asyncio.Event()
             wish.on_settled.append(settled.set)
@@ -63,13 +69,14 @@ class ArenaRuns:
                     await settled.wait()
             except TimeoutError:
                 self.book.settle(wish)
-        return self.reply_of(wish)
 
     def reply_of(self, wish: LeaseRequest) -> Reply:
         """The answer to a settled wish. Raises RequestRefused if the system has no descriptor."""
-        lease = wish.lease
-        if lease is None:
-            return Reply(RunLeased(run=0, offset=0, blocks=0))
+        return Reply(NO_RUN) if wish.lease is None else self.tell(wish.lease)
+
+    def tell(self, lease: Lease) -> Reply:
+        """The answer that gives a session its run. Raises RequestRefused if the system has no
+        descriptor, and the run is free then."""
         try:
             lease.waker, reader = make_wakeup()
         except OSError as error:
@@ -112,6 +119,10 @@ class ArenaRuns:
         """The run is to be saved, and its session has no part in it any more."""
         _close_waker(lease)
         self.book.begin_store(lease)
+
+    def cut_off(self, lease: Lease) -> None:
+        """The run has left its session, which has no part in it any more."""
+        _close_waker(lease)
 
     # Window records -------------------------------------------------------------------------------
 

@@ -15,21 +15,25 @@ from typing import Any
 from ..arena.region import ArenaRegion
 from ..client.store_client import StoreClient
 from ..cluster.address import host_of, is_loopback
+from ..socket_file import SocketFile
 from ..window.directory import DirectoryPart
 from ..window.directory_host import DirectoryHost
+from ..window.peers import Peers
 from ..window.pool import WindowPool
 from ..window.service import WindowService
 from .arena_runs import ArenaRuns
 from .matching import PromptMatcher
+from .offers import OfferBook
 from .options import AgentOptions, Role
 from .peer_listener import address_of
 from .peer_server import PeerServer
 from .policy_follower import PolicyFollower
 from .requests import AgentIdentity, RequestHandler
+from .run_receiver import RunReceiver
 from .run_requests import ArenaParts
+from .run_sender import RunSender
 from .server import UnixServer
 from .session_bounds import SessionBounds
-from .socket_file import SocketFile
 from .status import StatusParts, make_status
 from .store_queue import StoreQueue
 from .workers import WorkerPool
@@ -41,6 +45,8 @@ FINISH_DEADLINE_S = 5.0
 LAST_ANSWERS_DEADLINE_S = 0.5
 """After it the answers to what was saved are lost; they are ready at once as a rule."""
 WORKERS_DEADLINE_S = 1.0
+OFFER_SHARE = 2
+"""Runs that are offered may take 1 / OFFER_SHARE of the arena."""
 STORE_SHARE = 2
 """Runs that wait to be saved may take 1 / STORE_SHARE of the arena; the rest is for fetches."""
 
@@ -74,6 +80,8 @@ class AgentPlace:
     version: str
     instance: int
     """Random once for the process."""
+    make_ticket: Callable[[], bytes]
+    """16 random bytes, others each time."""
     loop: asyncio.AbstractEventLoop
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
@@ -106,6 +114,7 @@ class Agent:
                 instance=place.instance,
                 roles=options.roles,
                 cluster_path=str(options.cluster_path.absolute()),
+                address=self.address,
             ),
             store=store,
             matcher=self._matcher,
@@ -113,6 +122,7 @@ class Agent:
             windows=self._windows,
             status=self.status,
             bounds=self._bounds,
+            clock=place.clock,
         )
         self._peers = self._make_peer_server()
         self._server: UnixServer | None = None
@@ -126,7 +136,7 @@ class Agent:
         if self._workers is not None:
             await self._workers.start()
         if self._arena is not None:
-            loops.append(self._arena.queue.run())
+            loops += [self._arena.queue.run(), self._arena.offers.run(place.sleep)]
         self._windows.start()
         self._tasks = [group.create_task(loop) for loop in loops]
         self._server = UnixServer(
@@ -155,6 +165,8 @@ class Agent:
     async def close(self) -> None:
         """Ends what other processes and other agents would otherwise have to notice."""
         await self._windows.stop()
+        if self._arena is not None:
+            self._arena.receiver.close()
         if self._workers is not None:
             await self._workers.stop(WORKERS_DEADLINE_S)
 
@@ -190,6 +202,7 @@ class Agent:
                 runs=None if arena is None else arena.runs,
                 jobs=None if arena is None else arena.jobs,
                 queue=None if arena is None else arena.queue,
+                offers={} if arena is None else arena.describe_offers(),
                 windows=self._windows.describe,
                 directory=self._windows.describe_directory,
             )
@@ -224,6 +237,7 @@ class Agent:
             find=self._windows.find,
             ttl_left_s=self._windows.pool.ttl_left_s,
             directory=self._windows.directory,
+            offered=None if self._arena is None else self._arena.sender,
             status=self.status,
             loop=self._place.loop,
         )
@@ -248,6 +262,14 @@ class Agent:
             return None
         assert self._workers is not None
         runs = ArenaRuns(arena.region, clock=place.clock)
+        offers = OfferBook(
+            runs.book,
+            clock=place.clock,
+            make_ticket=place.make_ticket,
+            bytes_max=arena.region.size_bytes // OFFER_SHARE,
+        )
+        cluster = self._store.map.cluster_id
+        peers = Peers(cluster=cluster, loop=place.loop, clock=place.clock)
         return ArenaParts(
             descriptor=arena.descriptor,
             runs=runs,
@@ -259,4 +281,7 @@ class Agent:
                 clock=place.clock,
                 bytes_max=arena.region.size_bytes // STORE_SHARE,
             ),
+            offers=offers,
+            sender=RunSender(offers, runs.memory),
+            receiver=RunReceiver(peers, loop=place.loop, clock=place.clock),
         )

@@ -2,12 +2,14 @@
 
 A run is leased to a session, and goes back when the session ends, or when it hands the run over to
 be saved and that is done. While a job works in a run it is not given to anybody else, whatever
-happens to its session.
+happens to its session. A run that is offered belongs to no session until one takes it.
 
     leased <-> fetching         begin_fetch, end_fetch
     leased  -> (free)           release
     fetching -> releasing       release; free at end_fetch
     leased  -> storing          begin_store, when the run leaves its session; free at end_store
+    leased  -> offered          begin_offer, when the run leaves its session; free at end_offer
+    offered -> leased           take, by whatever session
 
 Who finds the arena full waits in line. Nobody is overtaken in his first second, so that a large
 request is not starved by small ones. Who has waited longer is overtaken by whoever fits: a request
@@ -40,6 +42,8 @@ class RunState(Enum):
     LEASED = "leased"
     FETCHING = "fetching"
     STORING = "storing"
+    OFFERED = "offered"
+    """Another session may take it."""
     RELEASING = "releasing"
     """Its session has no use for it, but a job still works in it."""
 
@@ -55,7 +59,7 @@ class Lease:
     """As the session counts them."""
     is_window: bool
     owner: int | None
-    """Number of the session; None for a run that is being saved or was given up."""
+    """Number of the session; None for a run that is being saved, is offered or was given up."""
     state: RunState = RunState.LEASED
     waker: Waker | None = None
     """Until the session was told of the run there is none."""
@@ -239,6 +243,24 @@ class LeaseBook:
     def end_store(self, lease: Lease) -> None:
         """The run was saved or dropped, and nobody reads it any more."""
         assert lease.state is RunState.STORING, lease.state
+        self._free(lease)
+
+    def begin_offer(self, lease: Lease) -> None:
+        """The run leaves its session: another may take it, and it belongs to the agent so long."""
+        assert lease.state is RunState.LEASED, lease.state
+        self._leave_owner(lease)
+        lease.state = RunState.OFFERED
+
+    def take(self, lease: Lease, *, owner: int, namespace: int) -> None:
+        """A session takes a run that was offered; `namespace`: as that session counts them."""
+        assert lease.state is RunState.OFFERED, lease.state
+        lease.state = RunState.LEASED
+        lease.owner, lease.namespace = owner, namespace
+        self._by_owner.setdefault(owner, {})[lease.number] = lease
+
+    def end_offer(self, lease: Lease) -> None:
+        """Nobody may take the run any more."""
+        assert lease.state is RunState.OFFERED, lease.state
         self._free(lease)
 
     # Giving back ----------------------------------------------------------------------------------

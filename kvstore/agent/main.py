@@ -24,15 +24,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, TypeAlias
 
 from ..client.store_client import StoreClient
+from ..event_log import set_up_logging
 from ..identity import DISTRIBUTION
 from ..node.clock import SystemClock
-from ..node.event_log import set_up_logging
+from ..socket_file import SocketFile
 from .assembly import Agent, AgentPlace, open_arena
 from .fault import is_fault
 from .memory_check import check_memory, read_memory_left
+from .offers import TICKET_BYTES
 from .options import AgentOptions, Role, fit_name, role_names
 from .peer_listener import listen_for_peers
-from .socket_file import SocketFile
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def run_agent(options: AgentOptions, companion: Companion | None = None) -> int:
 
     Raises StoreError if it cannot start.
     """
-    set_up_logging(SystemClock(), is_json=options.is_log_json)
+    set_up_logging(SystemClock().monotonic_s, is_json=options.is_log_json)
     # The agent's own lines say what a node that is down costs; this one would at each attempt.
     logging.getLogger("kvstore.client.channel").setLevel(logging.WARNING)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,6 +86,7 @@ async def _run(options: AgentOptions, companion: Companion | None) -> None:
             uid=os.geteuid(),
             version=_version(),
             instance=secrets.randbits(INSTANCE_BITS),
+            make_ticket=partial(secrets.token_bytes, TICKET_BYTES),
             loop=asyncio.get_running_loop(),
             clock=time.monotonic,
             sleep=asyncio.sleep,

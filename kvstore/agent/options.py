@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,9 +14,8 @@ from ..arena.run_layout import RUN_ALIGN_BYTES
 from ..cluster.address import host_of
 from ..cluster.validation import NAME_PATTERN, NAME_RULE
 from ..errors import InvalidArgument
+from ..socket_file import check_socket_path
 
-SOCKET_PATH_BYTES_MAX = 107
-"""sun_path of unix(7) has 108 bytes, the last of them zero."""
 FETCH_WORKERS_MAX = 64
 WINDOW_BYTES_MIN = 1 << 20
 LISTEN_DEFAULT = "127.0.0.1:0"
@@ -122,17 +120,6 @@ class AgentOptions:
     def has_arena(self) -> bool:
         """Whether some role moves bytes."""
         return bool(self.roles & ARENA_ROLES)
-
-
-def check_socket_path(path: Path) -> None:
-    """The path fits a socket's address. Raises InvalidArgument."""
-    length = len(os.fsencode(path))
-    if not 0 < length <= SOCKET_PATH_BYTES_MAX:
-        raise InvalidArgument(
-            "--socket",
-            given=f"a path of {length} bytes, {path}",
-            expected=f"at most {SOCKET_PATH_BYTES_MAX}, the limit of the system",
-        )
 
 
 def check_listen_address(address: str) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from xxhash import xxh3_64_intdigest
+
 from .. import wire
 from ..errors import InvalidArgument
 from ..window.directory_host import DirectoryHost
@@ -22,6 +24,8 @@ from ..window.messages import (
 )
 from ..window.peers import AGENT_TARGET
 from ..window.record import WindowRecord
+from .run_messages import pack_checksum, parse_piece, parse_take
+from .run_sender import RunSender
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class PeerAnswers:
     """Answers of one agent.
 
     `find`: the record of this host that is meant, or None. `status`: the document that STAT
-    answers. `directory`: the part that this agent holds, or None.
+    answers. `directory`: the part that this agent holds, or None. `offered`: what engines of this
+    host have offered; None without an arena.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class PeerAnswers:
         ttl_left_s: Callable[[WindowRecord], float],
         directory: DirectoryHost | None,
         status: Callable[[], dict[str, Any]],
+        offered: RunSender | None,
     ) -> None:
         self.windows_sent = 0
         self.windows_absent = 0
@@ -57,11 +63,14 @@ class PeerAnswers:
         self._ttl_left_s = ttl_left_s
         self._directory = directory
         self._status = status
+        self._offered = offered
         self._answer_by_op: dict[int, Callable[[wire.Header, bytes], Answer]] = {
             wire.Op.STAT: self._stat,
             wire.Op.LOOKUP: self._look_up,
             wire.Op.ANNOUNCE: self._announce,
             wire.Op.WINDOW: self._window,
+            wire.Op.RUN: self._run,
+            wire.Op.TAKE: self._take,
         }
 
     def greet(self, body: bytes) -> Answer:
@@ -118,6 +127,17 @@ class PeerAnswers:
         self.windows_sent += 1
         head = record.pack_head(self._ttl_left_s(record))
         return Answer(body=head, count=1, payload=record.view)
+
+    def _run(self, header: wire.Header, body: bytes) -> Answer:
+        piece = parse_piece(body)
+        data = None if self._offered is None else self._offered.read(piece)
+        if data is None:
+            return Answer()
+        return Answer(body=pack_checksum(xxh3_64_intdigest(data)), count=1, payload=data)
+
+    def _take(self, header: wire.Header, body: bytes) -> Answer:
+        is_taken = self._offered is not None and self._offered.give_away(parse_take(body))
+        return Answer(count=int(is_taken))
 
 
 def refusal(status: wire.Status, text: str) -> Answer:

@@ -21,6 +21,7 @@ from ..window.directory_host import DirectoryHost
 from ..window.messages import WindowRequest
 from ..window.record import WindowRecord
 from .peer_answers import Answer, PeerAnswers, refusal
+from .run_sender import RunSender
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ VISIT_RECORDS_MAX = 1024
 """After so many keys and announced records of one peer the others have their turn."""
 REQUEST_RECORDS = 64
 """A request costs about what so many of its records do."""
+RECORD_PAYLOAD_BYTES = 1 << 10
+"""And a record about what it costs to hash and send so many bytes."""
 ACCEPT_PAUSE_S = 0.25
 """After the system gave no descriptor."""
 KEEPALIVE_IDLE_S = 60
@@ -72,6 +75,7 @@ class PeerServer:
         ttl_left_s: Callable[[WindowRecord], float],
         directory: DirectoryHost | None,
         status: Callable[[], dict[str, Any]],
+        offered: RunSender | None = None,
         loop: asyncio.AbstractEventLoop,
         settings: PeerServerSettings | None = None,
     ) -> None:
@@ -82,7 +86,12 @@ class PeerServer:
         self._connections: set[socket.socket] = set()
         self._loop = loop
         self._answers = PeerAnswers(
-            cluster=cluster, find=find, ttl_left_s=ttl_left_s, directory=directory, status=status
+            cluster=cluster,
+            find=find,
+            ttl_left_s=ttl_left_s,
+            directory=directory,
+            status=status,
+            offered=offered,
         )
 
     async def run(self) -> None:
@@ -172,6 +181,8 @@ class PeerServer:
                 answer = refusal(wire.Status.NOT_GREETED, "the first request must be HELLO")
             else:
                 answer = self._answers.answer(header, body)
+            if answer.payload is not None:
+                served_records += len(answer.payload) // RECORD_PAYLOAD_BYTES
             await self._send(connection, header, answer)
 
     async def _receive(

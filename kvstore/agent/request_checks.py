@@ -11,15 +11,25 @@ from ..errors import InvalidArgument
 from ..key import KEY_BYTES
 from ..layout import BlockLayout, Section
 from .jobs import split_keys
+from .leases import LeaseBook
 from .options import Role
 from .replies import RequestRefused
 from .session import OpenedNamespace, Session
+from .session_bounds import SessionBounds
 
 
 def require_role(roles: Collection[Role], role: Role) -> None:
     """The agent has a role, or it refuses."""
     if role not in roles:
         raise RequestRefused(f"it has no role {role.value}")
+
+
+def require_lease_room(book: LeaseBook, session: Session, bounds: SessionBounds) -> None:
+    """The session may have or wait for one run more, or the agent refuses."""
+    if book.runs_of(session.number) >= bounds.leases_max:
+        raise RequestRefused(f"more than {bounds.leases_max} runs of one session")
+    if book.waiting >= bounds.waiting_max:
+        raise RequestRefused(f"more than {bounds.waiting_max} requests wait for a run")
 
 
 def find_namespace(session: Session, number: int) -> OpenedNamespace:

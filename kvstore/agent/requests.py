@@ -19,6 +19,7 @@ from ..errors import InvalidArgument
 from ..key import Namespace
 from .counters import FetchCounters
 from .matching import PromptMatcher
+from .offer_requests import OfferRequests
 from .options import Role, role_names
 from .parts import Store, Windows
 from .replies import Reply, RequestRefused, Running
@@ -41,6 +42,8 @@ class AgentIdentity:
     instance: int
     roles: frozenset[Role]
     cluster_path: str
+    address: str
+    """Where other agents reach it."""
 
 
 class RequestHandler:
@@ -56,6 +59,7 @@ class RequestHandler:
         windows: Windows,
         status: Callable[[], dict[str, Any]],
         bounds: SessionBounds,
+        clock: Callable[[], float],
     ) -> None:
         self._identity = identity
         self._store = store
@@ -65,6 +69,9 @@ class RequestHandler:
         self._status = status
         self._bounds = bounds
         self._runs = RunRequests(identity.roles, arena=arena, windows=windows, bounds=bounds)
+        offers = OfferRequests(
+            self._runs.use_arena, address=identity.address, bounds=bounds, clock=clock
+        )
         self.is_stopping = False
         self._begin_by_type: dict[type, Callable[[Session, Any], Reply | Running]] = {
             m.Hello: self._greet,
@@ -75,6 +82,9 @@ class RequestHandler:
             m.ReleaseRun: self._runs.release_run,
             m.FetchRun: self._runs.fetch_run,
             m.StoreRun: self._runs.store_run,
+            m.OfferRun: offers.offer_run,
+            m.TakeRun: offers.take_run,
+            m.WithdrawOffer: offers.withdraw_offer,
             m.Forget: self._forget,
             m.AskNodes: self._ask_nodes,
             m.PutWindow: self._runs.put_window,

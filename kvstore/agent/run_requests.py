@@ -18,10 +18,18 @@ from .arena_runs import ArenaRuns
 from .counters import FetchCounters
 from .jobs import FetchJob, StoreJob
 from .leases import Lease
+from .offers import OfferBook
 from .options import Role
 from .parts import Jobs, Windows
 from .replies import Reply, RequestRefused, Running
-from .request_checks import find_namespace, require_role, window_layout_of
+from .request_checks import (
+    find_namespace,
+    require_lease_room,
+    require_role,
+    window_layout_of,
+)
+from .run_receiver import RunReceiver
+from .run_sender import RunSender
 from .session import Session
 from .session_bounds import SessionBounds
 from .store_queue import StoreQueue
@@ -38,6 +46,14 @@ class ArenaParts:
     runs: ArenaRuns
     jobs: Jobs
     queue: StoreQueue
+    offers: OfferBook
+    sender: RunSender
+    receiver: RunReceiver
+
+    def describe_offers(self) -> dict[str, Any]:
+        """For the status document."""
+        sent = {"sent_bytes": self.sender.sent_bytes}
+        return self.offers.describe() | sent | self.receiver.describe()
 
 
 class RunRequests:
@@ -63,17 +79,14 @@ class RunRequests:
             self._arena.runs.book.end_owner(session.number)
 
     def lease_run(self, session: Session, request: m.LeaseRun) -> Reply | Running:
-        runs = self._use_arena().runs
+        runs = self.use_arena().runs
         opened = find_namespace(session, request.namespace)
         layout = opened.namespace.layout
         if request.is_window:
             layout = window_layout_of(opened)
             if request.blocks != 1:
                 raise InvalidArgument("blocks", given=request.blocks, expected="1, a window record")
-        if runs.book.runs_of(session.number) >= self._bounds.leases_max:
-            raise RequestRefused(f"more than {self._bounds.leases_max} runs of one session")
-        if runs.book.waiting >= self._bounds.waiting_max:
-            raise RequestRefused(f"more than {self._bounds.waiting_max} requests wait for a run")
+        require_lease_room(runs.book, session, self._bounds)
         wish = runs.ask(
             owner=session.number,
             namespace=request.namespace,
@@ -86,13 +99,13 @@ class RunRequests:
         return Running(runs.wait(wish, request.deadline_s))
 
     def release_run(self, session: Session, request: m.ReleaseRun) -> Reply:
-        runs = self._use_arena().runs
+        runs = self.use_arena().runs
         runs.book.release(runs.find(session.number, request.run))
         return Reply(m.Done())
 
     def fetch_run(self, session: Session, request: m.FetchRun) -> Running:
         require_role(self._roles, Role.FETCH)
-        arena = self._use_arena()
+        arena = self.use_arena()
         lease = arena.runs.find_idle(session.number, request.run, is_window=False)
         job = FetchJob(
             owner=session.number,
@@ -122,7 +135,7 @@ class RunRequests:
 
     def store_run(self, session: Session, request: m.StoreRun) -> Running:
         require_role(self._roles, Role.STORE)
-        arena = self._use_arena()
+        arena = self.use_arena()
         lease = arena.runs.find_idle(session.number, request.run, is_window=False)
         check_ttl_class(request.ttl_class)
         job = StoreJob(
@@ -146,7 +159,7 @@ class RunRequests:
     # Windows --------------------------------------------------------------------------------------
 
     def put_window(self, session: Session, request: m.PutWindow) -> Reply:
-        windows, runs = self._use_windows(), self._use_arena().runs
+        windows, runs = self._use_windows(), self.use_arena().runs
         opened = find_namespace(session, request.namespace)
         layout = window_layout_of(opened)
         lease = runs.find_idle(session.number, request.run, is_window=True)
@@ -156,7 +169,7 @@ class RunRequests:
         return Reply(m.Done(is_kept=is_kept))
 
     def fetch_window(self, session: Session, request: m.FetchWindow) -> Running:
-        windows, arena = self._use_windows(), self._use_arena()
+        windows, arena = self._use_windows(), self.use_arena()
         opened = find_namespace(session, request.namespace)
         layout = window_layout_of(opened)
         lease = arena.runs.find_idle(session.number, request.run, is_window=True)
@@ -168,7 +181,8 @@ class RunRequests:
 
     # What there is --------------------------------------------------------------------------------
 
-    def _use_arena(self) -> ArenaParts:
+    def use_arena(self) -> ArenaParts:
+        """Raises RequestRefused if there is none."""
         if self._arena is None:
             raise RequestRefused("it has no arena: its only role is check")
         return self._arena

@@ -35,6 +35,7 @@ class StatusParts:
     runs: ArenaRuns | None
     jobs: Jobs | None
     queue: StoreQueue | None
+    offers: dict[str, Any]
     windows: Callable[[], dict[str, Any]]
     directory: Callable[[], dict[str, Any] | None]
 
@@ -67,6 +68,7 @@ def make_status(parts: StatusParts) -> dict[str, Any]:
             "lost": workers["store"].get("lost", 0),
             "workers": workers["store"].get("workers", []),
         },
+        "offers": parts.offers,
         "match": parts.matches.describe(),
         "windows": parts.windows(),
         "directory": parts.directory(),

@@ -29,9 +29,9 @@ from ..arena.region import ArenaRegion
 from ..client.store_client import StoreClient
 from ..cluster.source import FileMapSource
 from ..errors import StoreError
+from ..event_log import set_up_logging
 from ..identity import check_package_identity
 from ..node.clock import SystemClock
-from ..node.event_log import set_up_logging
 from .fault import is_fault
 from .job_channel import JobChannel
 from .job_runner import JobRunner
@@ -69,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
-    set_up_logging(SystemClock(), is_json=arguments.is_log_json)
+    set_up_logging(SystemClock().monotonic_s, is_json=arguments.is_log_json)
     # Whoever asks is told how many blocks came; the reasons are in the counters.
     logging.getLogger("kvstore.client").setLevel(logging.WARNING)
     _raise_descriptor_limit()

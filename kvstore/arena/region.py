@@ -98,6 +98,11 @@ class RunMemory:
         self.view = view
         self.address = address
 
+    @property
+    def data(self) -> memoryview:
+        """All sections, and the few bytes between them: the run without its progress table."""
+        return self.view[self.layout.section_offsets[0] : self.layout.section_range(-1)[1]]
+
     def section(self, section: int) -> memoryview:
         """A section of all blocks of the run."""
         start, end = self.layout.section_range(section)

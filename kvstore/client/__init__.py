@@ -4,7 +4,7 @@ from ..key import KeyChain, Namespace
 from ..layout import BlockLayout, Section
 from .agent_blocking import BlockingAgentClient
 from .agent_client import AgentClient
-from .agent_results import PromptMatch
+from .agent_results import PromptMatch, RunOffer, RunOperation
 from .arena_run import ArenaRun
 from .blocking import BlockingStoreClient
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
@@ -24,6 +24,8 @@ __all__ = [
     "Namespace",
     "NodeReport",
     "PromptMatch",
+    "RunOffer",
+    "RunOperation",
     "SaveResult",
     "Section",
     "StoreClient",

@@ -16,6 +16,7 @@ from .agent_arguments import bound_deadline, check_client_name
 from .agent_buffers import AgentBuffers
 from .agent_link import AgentConnection, AgentLink, check_socket_path
 from .agent_map import AgentMap
+from .agent_offers import AgentOffers
 from .agent_runs import AgentRuns
 from .agent_windows import AgentWindows
 from .prompt_keys import PromptKeys
@@ -49,6 +50,7 @@ class AgentAccess:
         self._runs = AgentRuns(self._counters, loop, clock)
         self._buffers = AgentBuffers(self._runs, clock)
         self._windows = AgentWindows(self._runs, clock)
+        self._offers = AgentOffers(self._runs, loop)
         self._is_closed = False
 
     @property

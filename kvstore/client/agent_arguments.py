@@ -8,16 +8,20 @@ from typing import TypeGuard
 
 import numpy as np
 
-from ..agent_messages import KEYS_PER_MESSAGE_MAX
+from ..agent_messages import KEYS_PER_MESSAGE_MAX, OFFER_TTL_S_MAX
 from ..arena.run_layout import RUN_BLOCKS_MAX
 from ..errors import InvalidArgument
-from ..key import Namespace, TokenIds
+from ..key import NAMESPACE_ID_BYTES, Namespace, TokenIds
 from ..layout import BlockLayout, whole_number
+from .agent_results import RunOffer
 from .arena_run import ArenaRun
 from .arguments import check_deadline, check_keys
 
 DEADLINE_S_MAX = 3600.0
 """The longest that an agent takes; longer ones are cut to it."""
+TICKET_BYTES = 16
+FINGERPRINT_BYTES = 32
+HOST_CHARS_MAX = 64
 CLIENT_NAME_MAX = 128
 """Characters: `agent_messages.ShortName`."""
 
@@ -44,6 +48,11 @@ def bound_deadline(deadline_s: float) -> float:
     return min(check_deadline(deadline_s), DEADLINE_S_MAX)
 
 
+def bound_ttl(ttl_s: float) -> float:
+    """How long an offer is good: a finite number of seconds above 0, at most two minutes."""
+    return min(check_deadline(ttl_s, "ttl_s"), OFFER_TTL_S_MAX)
+
+
 def check_client_name(name: str) -> str:
     """As long a name as the agent takes."""
     if not isinstance(name, str) or len(name) > CLIENT_NAME_MAX:
@@ -61,10 +70,30 @@ def check_run_blocks(blocks: int) -> None:
         raise InvalidArgument("blocks", given=repr(blocks), expected=f"1 to {RUN_BLOCKS_MAX}")
 
 
-def check_leased_blocks(blocks: int, *, asked: int) -> None:
-    """An agent leases what was asked for, or less."""
-    if blocks > asked:
-        raise InvalidArgument("leased blocks", given=blocks, expected=f"at most {asked}")
+def check_leased_blocks(blocks: int, *, least: int, asked: int) -> None:
+    """An agent leases what was asked for, or less if that was allowed."""
+    if not least <= blocks <= asked:
+        raise InvalidArgument("leased blocks", given=blocks, expected=f"{least} to {asked}")
+
+
+def check_offer(offer: RunOffer) -> None:
+    """Something that `offer_run` may have returned, also where it has come over a network."""
+    if not isinstance(offer, RunOffer):
+        raise InvalidArgument("offer", given=type(offer).__name__, expected="a RunOffer")
+    for name, data, length in (
+        ("ticket", offer.ticket, TICKET_BYTES),
+        ("namespace_id", offer.namespace_id, NAMESPACE_ID_BYTES),
+        ("layout", offer.layout, FINGERPRINT_BYTES),
+    ):
+        if type(data) is not bytes or len(data) != length:
+            raise InvalidArgument(
+                f"{name} of the offer", given=repr(data)[:80], expected=f"{length} bytes"
+            )
+    if type(offer.host) is not str or len(offer.host) > HOST_CHARS_MAX:
+        raise InvalidArgument(
+            "host of the offer", given=repr(offer.host)[:80], expected="an address, or nothing"
+        )
+    check_run_blocks(offer.blocks)
 
 
 def check_record_place(place: object, name: str) -> None:
@@ -78,10 +107,15 @@ def _hint(run: object) -> str:
     return "; lease_run and lease_window give None when the arena is full" if run is None else ""
 
 
-def check_run(run: ArenaRun, layout: BlockLayout, blocks: int) -> None:
-    """The run was leased for this layout, and has room for so many blocks."""
+def check_is_run(run: object) -> None:
+    """It is a run at all."""
     if not isinstance(run, ArenaRun):
         raise InvalidArgument("run", given=type(run).__name__, expected=f"an ArenaRun{_hint(run)}")
+
+
+def check_run(run: ArenaRun, layout: BlockLayout, blocks: int) -> None:
+    """The run was leased for this layout, and has room for so many blocks."""
+    check_is_run(run)
     if run.layout.layout.fingerprint != layout.fingerprint:
         raise InvalidArgument(
             "run",

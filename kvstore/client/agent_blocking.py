@@ -15,7 +15,7 @@ from ..layout import BlockLayout
 from .agent_arguments import is_key_chain
 from .agent_client import STATUS_DEADLINE_S, AgentClient
 from .agent_link import check_socket_path
-from .agent_results import PromptMatch, RunOperation, WindowFetch
+from .agent_results import PromptMatch, RunOffer, RunOperation, WindowFetch
 from .arena_run import ArenaRun
 from .blocking import BlockingStoreCalls
 from .results import FetchResult, SaveResult
@@ -138,6 +138,22 @@ class BlockingAgentClient(BlockingStoreCalls[AgentClient]):
             )
 
         return self._run(hand_over(), "save_run")
+
+    # Handing over ---------------------------------------------------------------------------------
+
+    def offer_run(self, run: ArenaRun, *, ttl_s: float = 30.0) -> RunOffer:
+        """See AgentClient.offer_run."""
+        return self._run(self._client.offer_run(run, ttl_s=ttl_s), "offer_run")
+
+    def take_run(
+        self, namespace: Namespace, offer: RunOffer, *, deadline_s: float = 2.0
+    ) -> ArenaRun | None:
+        """See AgentClient.take_run."""
+        return self._run(self._client.take_run(namespace, offer, deadline_s=deadline_s), "take_run")
+
+    def withdraw_offer(self, offer: RunOffer) -> bool:
+        """See AgentClient.withdraw_offer."""
+        return self._run(self._client.withdraw_offer(offer), "withdraw_offer")
 
     # Window state -------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from ..arena.region import ArenaRegion
 from ..errors import AgentError, AgentRefused, AgentUnreachable, InvalidArgument, StoreError
 from ..key import Namespace
 from ..layout import BlockLayout
-from .agent_arguments import check_run
+from .agent_arguments import check_is_run, check_run
 from .agent_session import AgentSession, Received
 from .arena_run import ArenaRun
 
@@ -81,10 +81,15 @@ class AgentConnection:
         return self.session.expect(received, NamespaceOpened).namespace
 
     def check_idle_run(self, run: ArenaRun, layout: BlockLayout, blocks: int) -> None:
-        """The run has room for `blocks` blocks of the layout, nothing is under way with it, and it
-        was leased here: its number means another run to another session. Raises InvalidArgument,
-        or AgentError if the run is lost."""
+        """`check_own_run` of one that has room for `blocks` blocks of the layout. Raises
+        InvalidArgument, or AgentError if the run is lost."""
         check_run(run, layout, blocks)
+        self.check_own_run(run)
+
+    def check_own_run(self, run: ArenaRun) -> None:
+        """Nothing is under way with the run, and it was leased here: its number means another run
+        to another session. Raises as `check_idle_run`."""
+        check_is_run(run)
         run.check_idle()
         held = self.runs.get(run.number)
         if held is None or held() is not run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -44,6 +44,21 @@ class PromptMatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOffer:
+    """A run that was offered, as another engine must know it to take it. Whoever knows the ticket
+    can."""
+
+    ticket: bytes
+    """16 random bytes."""
+    host: str
+    """"ip:port" at which the agents of other hosts reach the one that has the run."""
+    namespace_id: bytes
+    layout: bytes
+    """Fingerprint of the layout of the run's blocks, 32 bytes."""
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowFetch:
     """`is_found`: the window record lies, verified, where it was wanted."""
 
@@ -77,6 +92,11 @@ class RunOperation(Generic[ResultT]):
     @property
     def is_done(self) -> bool:
         return self._future.done()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Have something called once, when `join` need not wait any more; at once if that is so. It
+        is called in the client's event loop, or here, so it must be short and never wait."""
+        self._future.add_done_callback(lambda _: call())
 
     def join(self) -> ResultT:
         """Wait in this thread. It ends with the operation's deadline, or, if a worker or the agent

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidArgument
+from ..errors import AgentError, InvalidArgument
 from ..key import Namespace
 from ..layout import BlockLayout
 from .agent_access import AgentAccess
-from .agent_arguments import bound_deadline, check_chain
+from .agent_arguments import bound_deadline, bound_ttl, check_chain, check_offer
 from .agent_link import OPEN_DEADLINE_S
-from .agent_results import RunOperation, WindowFetch
+from .agent_results import RunOffer, RunOperation, WindowFetch
 from .arena_run import ArenaRun
 from .arguments import check_first_block, check_keys, check_ttl_class
 from .results import FetchResult, SaveResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AgentRunCalls(AgentAccess):
-    """Leases, fetches into runs and saves out of them; window state."""
+    """Leases, fetches into runs and saves out of them; offers; window state."""
 
     async def lease_run(
         self, namespace: Namespace, blocks: int, *, deadline_s: float = 1.0
@@ -97,6 +97,51 @@ class AgentRunCalls(AgentAccess):
             ttl_class=ttl_class,
             deadline_s=bound_deadline(deadline_s),
         )
+
+    # Handing over ---------------------------------------------------------------------------------
+
+    async def offer_run(self, run: ArenaRun, *, ttl_s: float = 30.0) -> RunOffer:
+        """Offer a run to another engine, which may take it within `ttl_s` (two minutes at most), at
+        this host or at another. The run is the agent's from now on, whatever becomes of this
+        client, and its memory must not be touched any more; nobody has it once the time is up.
+
+        If the agent refuses (AgentRefused: too much is on offer) the run stays the caller's. If
+        this is cancelled nobody can take the run. Raises InvalidArgument, ClientClosed, AgentError.
+        """
+        self._check_open("offer_run")
+        ttl_s = bound_ttl(ttl_s)
+        return await self._offers.begin_offer(self._link.connection, run, ttl_s=ttl_s)
+
+    async def take_run(
+        self, namespace: Namespace, offer: RunOffer, *, deadline_s: float = 2.0
+    ) -> ArenaRun | None:
+        """The run that an engine has offered: at the same agent the very same memory; from another
+        one its bytes, verified, in a run of this host. It is the caller's then, and no other's.
+
+        None if it is gone: taken, withdrawn, expired; if the other host does not give it within the
+        deadline; or if there is no room here. Raises InvalidArgument, ClientClosed, AgentError:
+        AgentRefused if the offer is of another namespace or layout.
+        """
+        self._check_open("take_run")
+        check_keys(namespace, ())
+        check_offer(offer)
+        deadline_s = bound_deadline(deadline_s)
+        return await self._offers.take(
+            *await self._namespace(namespace, deadline_s),
+            namespace.layout,
+            offer,
+            deadline_s=deadline_s,
+        )
+
+    async def withdraw_offer(self, offer: RunOffer) -> bool:
+        """Nobody shall take what this engine has offered: the run is free, and not the caller's.
+        False if it was gone, or the agent is. Raises InvalidArgument, ClientClosed."""
+        self._check_open("withdraw_offer")
+        check_offer(offer)
+        try:
+            return await self._offers.withdraw(self._link.connection, offer.ticket)
+        except AgentError:
+            return False  # the run has gone with its agent, or expires
 
     # Window state -------------------------------------------------------------------------------
 

@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from ..agent_messages import FetchEnded, FetchRun, LeaseRun, RunLeased, StoreEnded, StoreRun
+from ..agent_messages import (
+    FetchEnded,
+    FetchRun,
+    LeaseRun,
+    RunLeased,
+    StoreEnded,
+    StoreRun,
+    TakeRun,
+)
 from ..arena.run_layout import RunLayout
 from ..errors import AgentUnreachable, InvalidArgument, StoreError
 from ..layout import BlockLayout
@@ -66,11 +74,23 @@ class AgentRuns:
     ) -> ArenaRun | None:
         """See AgentClient.lease_run."""
         check_run_blocks(blocks)
-        region = connection.need_region()
-        session = connection.session
         request = LeaseRun(
             namespace=namespace, blocks=blocks, deadline_s=deadline_s, is_window=is_window
         )
+        return await self.receive(connection, request, layout, blocks, deadline_s=deadline_s)
+
+    async def receive(
+        self,
+        connection: AgentConnection,
+        request: LeaseRun | TakeRun,
+        layout: BlockLayout,
+        blocks: int,
+        *,
+        deadline_s: float,
+    ) -> ArenaRun | None:
+        """The run that answers the request, of `blocks` blocks, or fewer of a lease; or None."""
+        region = connection.need_region()
+        session = connection.session
         received = await session.receive(request, deadline_s)
         leased = session.expect(received, RunLeased)
         if received.descriptor is None:
@@ -78,7 +98,8 @@ class AgentRuns:
         try:
             if session.failure is not None:
                 raise AgentUnreachable(session.path, session.failure.detail)
-            check_leased_blocks(leased.blocks, asked=blocks)
+            least = blocks if isinstance(request, TakeRun) else 1
+            check_leased_blocks(leased.blocks, least=least, asked=blocks)
             memory = region.run(leased.offset, RunLayout(layout, leased.blocks))
         except InvalidArgument as error:
             os.close(received.descriptor)

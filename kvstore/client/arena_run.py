@@ -31,6 +31,8 @@ SLEEP_S_MAX = 3600.0
 class _State(Enum):
     LEASED = "leased"
     FETCHING = "being fetched into"
+    OFFERING = "being offered"
+    OFFERED = "offered to other engines"
     HANDED_OVER = "handed over to be saved"
     RELEASED = "released"
     LOST = "lost with its agent"
@@ -223,7 +225,8 @@ class ArenaRun:
         """Give the run back; a fetch into it is given up. May be called again, by any thread."""
         with self._state_lock:
             has_run = self._state in (_State.LEASED, _State.FETCHING)
-            if self._state is not _State.HANDED_OVER and self._failure is None:
+            is_given = self._state in (_State.OFFERED, _State.HANDED_OVER)
+            if not is_given and self._failure is None:
                 self._state = _State.RELEASED
         if has_run:
             self._give_back(self.number)
@@ -279,10 +282,32 @@ class ArenaRun:
             self._state = _State.HANDED_OVER
         self._close_events()
 
+    def begin_offer(self) -> None:
+        """The agent is asked to take the run for another engine."""
+        self.check_idle()
+        with self._state_lock:
+            self._state = _State.OFFERING
+
+    def refuse_offer(self) -> None:
+        """The agent does not take it: it is the caller's again, or goes back if he has released it
+        meanwhile."""
+        with self._state_lock:
+            is_wanted = self._state is _State.OFFERING
+            if is_wanted:
+                self._state = _State.LEASED
+        if not is_wanted:
+            self._give_back(self.number)
+
+    def end_offer(self) -> None:
+        """The run is the agent's from now on, until another engine takes it."""
+        with self._state_lock:
+            self._state = _State.OFFERED
+        self._close_events()
+
     def lose(self, error: AgentError) -> None:
         """The agent is gone; whoever waits is woken."""
         with self._state_lock:
-            if self._state in (_State.LEASED, _State.FETCHING):
+            if self._state in (_State.LEASED, _State.FETCHING, _State.OFFERING):
                 self._failure = error
                 self._state = _State.LOST
         self._ring()

@@ -78,11 +78,11 @@ def check_run(
         )
 
 
-def check_deadline(deadline_s: float) -> float:
+def check_deadline(deadline_s: float, name: str = "deadline_s") -> float:
     """A finite number of seconds above 0."""
     is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
     if not is_number or not math.isfinite(deadline_s) or deadline_s <= 0:
-        raise InvalidArgument("deadline_s", given=repr(deadline_s), expected="seconds above 0")
+        raise InvalidArgument(name, given=repr(deadline_s), expected="seconds above 0")
     return float(deadline_s)
 
 

@@ -327,9 +327,18 @@ class StoreClient:
         return await forget_blocks(context, keys, first_block, check_deadline(deadline_s))
 
     async def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
-        """What each node says of itself, in the map's order; also of nodes that do not answer."""
-        context = self._context("node_reports")
-        return await ask_statistics(context, check_deadline(deadline_s))
+        """What each node says of itself, in the map's order; also of nodes that do not answer.
+
+        The map is looked at first, and once more if a node failed: one that follows a newer map
+        already refuses who does not, and must not seem dead for that.
+        """
+        deadline_s = check_deadline(deadline_s)
+        self._context("node_reports")
+        self._look_at_map()
+        reports = await ask_statistics(self._shared, deadline_s)
+        if all(report.is_alive for report in reports) or not self._look_at_map():
+            return reports
+        return await ask_statistics(self._shared, deadline_s)
 
     async def ask_policy(self, *, turn: int = 0, deadline_s: float = 1.0) -> RetentionPolicy:
         """For agents: the retention policy that one node has, number `turn` of the map's, counted
@@ -340,12 +349,18 @@ class StoreClient:
         """What an operation works with; the map is looked at now and then."""
         if self._is_closed:
             raise ClientClosed(operation)
-        now_s = self._shared.clock()
-        if self._source is not None and now_s - self._looked_at_s >= MAP_LOOK_INTERVAL_S:
-            self._looked_at_s = now_s
-            if self._source.has_changed():
-                self._follow_map(self._source)
+        if self._shared.clock() - self._looked_at_s >= MAP_LOOK_INTERVAL_S:
+            self._look_at_map()
         return self._shared
+
+    def _look_at_map(self) -> bool:
+        """Whether there is a newer map, which is followed from now on."""
+        self._looked_at_s = self._shared.clock()
+        if self._is_closed or self._source is None or not self._source.has_changed():
+            return False
+        before = self.map.epoch
+        self._follow_map(self._source)
+        return self.map.epoch > before
 
     def _follow_map(self, source: MapSource) -> None:
         try:

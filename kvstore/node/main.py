@@ -23,12 +23,12 @@ from typing import NoReturn
 from ..cluster.entities import ClusterMap
 from ..cluster.source import FileMapSource
 from ..errors import InvalidArgument, StoreError
+from ..event_log import set_up_logging
 from ..identity import DISTRIBUTION, check_package_identity
 from .arguments import NodeArguments, parse_arguments
 from .buffers import BufferPool
 from .clock import SystemClock
 from .disk import OsDisk
-from .event_log import set_up_logging
 from .map_follower import MapFollower
 from .node import Node
 from .policy_store import PolicyStore
@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run a node; returns the exit code (`arguments.EXIT_CODES`)."""
     check_package_identity()
     arguments = parse_arguments(sys.argv[1:] if words is None else words)
-    set_up_logging(SystemClock(), is_json=arguments.is_log_json)
+    set_up_logging(SystemClock().monotonic_s, is_json=arguments.is_log_json)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_at_once)
     try:

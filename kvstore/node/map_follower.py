@@ -1,9 +1,12 @@
 """How a running node follows its cluster's map.
 
 A map that is changed gets a new epoch, and peers that have it say so in their requests; that is
-when the node looks at its own copy. What a running node takes from a new map: the epoch, the other
-nodes, the groups, the numbers of its targets, and more room for them. For anything else of its own
-it must be started again; it says so, and goes on with what it has.
+when the node looks at its own copy, at once: a node that knew the new map only after a while would
+seem dead to them. A peer with an older map than the node's says nothing new.
+
+What a running node takes from a new map: the epoch, the other nodes, the groups, the numbers of its
+targets, and more room for them. For anything else of its own it must be started again; it says so,
+and goes on with what it has.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from .waiting import Turn
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 1.0
-"""Peers with another epoch may ask often; the file is looked at this seldom."""
+"""Peers may ask often with an epoch that the file does not have yet; for one epoch it is looked at
+this seldom."""
+LOOKS_MAX = 8
+"""Of one interval: a peer that names a new epoch each time costs no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class MapChange:
 
 
 class MapFollower:
-    """Looks for a new map when a peer has another epoch. `current` is the map that is followed."""
+    """Looks for a new map when a peer has a newer one. `current` is the map that is followed."""
 
     def __init__(self, source: MapSource, current: ClusterMap, node: str, clock: Clock) -> None:
         self.turn = Turn()
@@ -47,14 +53,20 @@ class MapFollower:
         self._source = source
         self._node = node
         self._clock = clock
-        self._look_at_s = clock.monotonic_s()
+        self._looked_for: set[int] = set()
+        """Epochs, in this interval."""
+        self._interval_end_s = clock.monotonic_s()
 
-    def may_look(self) -> bool:
-        """Whether the file may be looked at now; it counts as looked at then."""
+    def may_look(self, epoch: int) -> bool:
+        """Whether to look now for a map of this epoch; it counts as looked for then."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._look_at_s:
+        if now_s >= self._interval_end_s:
+            self._looked_for.clear()
+            self._interval_end_s = now_s + LOOK_INTERVAL_S
+        is_new = epoch > self.current.epoch and epoch not in self._looked_for
+        if not is_new or len(self._looked_for) >= LOOKS_MAX:
             return False
-        self._look_at_s = now_s + LOOK_INTERVAL_S
+        self._looked_for.add(epoch)
         return True
 
     def look(self) -> ClusterMap | None:

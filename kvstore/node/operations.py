@@ -54,7 +54,7 @@ def begin_operation(node: Node, session: Session, request: Request) -> Operation
     """The answer to a request. Raises wire.FrameError for a body that breaks the protocol."""
     header = request.header
     is_known = session.greeted or header.op == wire.Op.HELLO
-    if header.epoch != node.epoch and node.follower is not None and is_known:
+    if header.epoch > node.epoch and node.follower is not None and is_known:
         return _look_for_map(node, node.follower, session, request)
     return _begin(node, session, request)
 
@@ -65,7 +65,8 @@ def _look_for_map(
     """Follow the cluster map if there is a newer one, and answer the request then."""
     if (yield NeedTurn(follower.turn, request.due_s)):
         try:
-            if request.header.epoch != node.epoch and follower.may_look():
+            epoch = request.header.epoch
+            if epoch > node.epoch and follower.may_look(epoch):
                 cluster_map: ClusterMap | None = yield Work(follower.look)
                 if cluster_map is not None:
                     node.targets = follower.follow(cluster_map, node.targets)

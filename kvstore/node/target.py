@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..event_log import short_key
 from ..wire import KEYS_PER_REQUEST_MAX, WriteOutcome
 from .access_times import AccessTimes
 from .clock import Clock
 from .cooldown import Cooldown, RateLimit
 from .disk import means_full
-from .event_log import short_key
 from .ghosts import Ghosts, MissCounts, MissReason
 from .index import SlotIndex
 from .resting import RestingSlots

@@ -9,7 +9,9 @@ from tests.architecture.source_tree import PACKAGES, Module, modules, modules_of
 # The composition roots, which pick the real clock and the real random source, and the class that
 # is the real clock. All else takes them as arguments, so that a simulator can run it in its time.
 COMPOSITION_ROOTS = (
+    "engine/fit_cost.py",
     "engine/generate.py",
+    "engine/worker/main.py",
     "gc_worker/main.py",
     "kvstore/admin/",
     "kvstore/agent/main.py",

@@ -18,6 +18,8 @@ PUBLIC_NAMES_OF_CLIENT = [
     "Namespace",
     "NodeReport",
     "PromptMatch",
+    "RunOffer",
+    "RunOperation",
     "SaveResult",
     "Section",
     "StoreClient",

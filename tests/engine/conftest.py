@@ -9,8 +9,8 @@ import torch
 
 from engine.block_store import BlockStore
 from engine.errors import MissingModel
-from engine.llm import LLM, EngineConfig
-from engine.load import ComputeType, find_default_model, load_llm
+from engine.llm import LLM, LLMConfig, load_llm
+from engine.load import ComputeType, find_default_model
 from tests.engine.tiny_model import TinyModel
 
 OpenTiny = Callable[..., LLM]
@@ -41,9 +41,9 @@ def open_tiny(tiny_path: Path) -> Iterator[OpenTiny]:
         compute: ComputeType = "float32",
         tenant: str = "default",
         path: Path = tiny_path,
-        config: EngineConfig | None = None,
+        config: LLMConfig | None = None,
     ) -> LLM:
-        config = config or EngineConfig(pool_blocks=16)
+        config = config or LLMConfig(pool_blocks=16)
         llm = load_llm(
             path, store=store, clock=time.monotonic, compute=compute, tenant=tenant, config=config
         )

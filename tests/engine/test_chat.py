@@ -1,11 +1,20 @@
 """A conversation becomes the ids the model was trained on, and an answer's ids stay as they are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.chat import DEFAULT_SYSTEM_TEXT, Message, encode_chat, encode_follow_up
+from engine.chat import (
+    DEFAULT_SYSTEM_TEXT,
+    Message,
+    encode_chat,
+    encode_follow_up,
+    encode_text,
+    encode_text_after,
+)
 from engine.errors import InvalidRequest
+from engine.load import load_tokenizer
 from engine.models.gguf_file import GgufFile
 from engine.tokenizer import Tokenizer, read_tokenizer
 from tests.engine.tiny_model import TinyModel
@@ -93,3 +102,29 @@ def test_chat_refuses_no_messages_and_unknown_roles(tokenizer: Tokenizer) -> Non
         encode_chat(tokenizer, [])
     with pytest.raises(InvalidRequest, match="role: given 'tool', expected one of system, user"):
         Message("tool", "x")  # type: ignore[arg-type]
+
+
+def test_text_without_a_template_stands_behind_the_token_that_texts_begin_with(
+    tokenizer: Tokenizer,
+) -> None:
+    begun = Tokenizer(replace(tokenizer.data, begin_id=0))
+    assert encode_text(begun, "Hi") == [0, *tokenizer.encode("Hi")]
+    assert encode_text(tokenizer, "Hi") == tokenizer.encode("Hi")
+
+
+def test_text_goes_on_behind_an_answer_as_the_ids_it_was_made_of(tokenizer: Tokenizer) -> None:
+    # "he" in two tokens, which its text would not be encoded to.
+    answer = [*tokenizer.encode("h"), *tokenizer.encode("e")]
+    assert encode_text_after(tokenizer, [7, 8], [*answer, END], " in") == [
+        *(7, 8),
+        *answer,
+        *tokenizer.encode(" in"),
+    ]
+
+
+def test_folder_of_a_model_gives_a_tokenizer_without_template() -> None:
+    tokenizer = load_tokenizer(Path(__file__).parents[2] / "models/v41-mini")
+    assert tokenizer.data.chat_template == ""
+    ids = encode_text(tokenizer, "import os")
+    assert ids[0] == tokenizer.data.begin_id == 0
+    assert tokenizer.decode(ids) == "import os"

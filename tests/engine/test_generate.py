@@ -6,19 +6,27 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.chat import Message, encode_chat
+from engine.answer_display import describe, remote_summary_line, summary_line
+from engine.chat import Message, encode_chat, encode_text
+from engine.client import AnswerReport
 from engine.errors import InvalidRequest
-from engine.generate import describe, encode_question, read_question, summary_line
+from engine.generate import choose_place
+from engine.load import load_tokenizer
+from engine.question import Question, encode_question, read_question
+from engine.remote_answer import RemoteAnswer
+from engine.sampling import Sampling
 from kvstore.admin.local_cluster import LocalCluster
 from tests.engine.conftest import OpenTiny
 from tests.engine.memory_store import FailingStore, MemoryStore
 
 DOCUMENT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
+V41_MINI = Path(__file__).parents[2] / "models/v41-mini"
 COMMAND = [sys.executable, "-m", "engine.generate", "--threads", "1"]
 
 
@@ -74,10 +82,12 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
     answer = run_json("--model", tiny_path, "--prompt", "Hi", "--compute", "float32", "--seed", "5")
     assert set(answer) == {
         *("answer", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens"),
-        *("matched_tokens", "hit_tokens", "rejected_shards", "timings", "decode_tokens_per_s"),
-        *("load_s", "blocks", "store_errors", "model", "compute"),
+        *("matched_tokens", "hit_tokens", "replay_tokens", "rejected_shards", "timings"),
+        *("decode_tokens_per_s", "load_s", "blocks", "store_errors", "model", "compute"),
     }
-    assert set(answer["timings"]) == {"match_s", "fetch_s", "prefill_s", "ttft_s", "decode_s"}
+    assert set(answer["timings"]) == {
+        *("match_s", "fetch_s", "swap_in_s", "prefill_s", "ttft_s", "decode_s"),
+    }
     assert set(answer["blocks"]) == {"stored", "known", "failed", "dropped", "pending"}
     assert (answer["model"], answer["compute"]) == (str(tiny_path), "float32")
 
@@ -90,7 +100,10 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
         (["--prompt-file", "no-such-file"], "prompt file: no such file: no-such-file"),
         (["--prompt-file", "/"], "prompt file: is a folder: /"),
         (["--prompt", "x", "--follow-up-of", "nope"], "earlier answer: no such file: nope"),
-        (["--prompt", "x", "--model", "/"], "model file / has 1 problem(s): it is a folder"),
+        (
+            ["--prompt", "x", "--model", "/"],
+            "model file / has 2 problem(s): config.json: there is no",
+        ),
         (["--prompt", "x", "--model", "no-such-model"], "there is no such file"),
         (["--prompt", "x", "--top-p", "0"], "top_p: given 0.0, expected above 0, at most 1"),
     ],
@@ -123,6 +136,87 @@ def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -
     assert "not a readable GGUF file" in done.stderr
 
 
+def test_model_without_template_goes_on_with_the_text() -> None:
+    answer = run_json("--model", V41_MINI, "--prompt", "import argparse", "--max-tokens", "4")
+    tokenizer = load_tokenizer(V41_MINI)
+    assert answer["prompt_token_ids"] == encode_text(tokenizer, "import argparse")
+    assert (answer["compute"], len(answer["token_ids"])) == ("float32", 4)
+    assert answer["answer"] == tokenizer.decode(answer["token_ids"])
+
+
+def test_question_to_a_model_without_template_is_its_text_behind_what_was_there() -> None:
+    tokenizer = load_tokenizer(V41_MINI)
+    follow_up = Question(text="import os", system=None, earlier=([0, 300], [301, 1]))
+    assert encode_question(tokenizer, follow_up) == [0, 300, 301, *tokenizer.encode("import os")]
+    with pytest.raises(
+        InvalidRequest, match="system text: given 'Be brief', expected a model with"
+    ):
+        encode_question(tokenizer, Question(text="x", system="Be brief", earlier=None))
+
+
+@pytest.fixture
+def worker_socket(tiny_path: Path, tmp_path: Path) -> Iterator[Path]:
+    """The socket of an engine worker that prefills and decodes, in a folder of its own."""
+    path = tmp_path / "engines" / "b01.sock"
+    path.parent.mkdir()
+    command = [sys.executable, "-m", "engine.worker", "--role", "both", "--threads", "1"]
+    command += ["--model", str(tiny_path), "--listen", str(path), "--grace", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the worker ended before it was ready"
+        yield path
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=50)
+
+
+@pytest.mark.slow
+def test_engine_workers_give_the_answer_that_the_model_gives_here(
+    tiny_path: Path, worker_socket: Path, open_tiny: OpenTiny
+) -> None:
+    ask = ("--model", tiny_path, "--engines", worker_socket.parent, "--prompt", "Hi")
+    there = run_json(*ask, "--max-tokens", "40", "--temperature", "1.2", "--seed", "3")
+    here = open_tiny().generate(
+        there["prompt_token_ids"], max_tokens=40, sampling=Sampling(temperature=1.2, seed=3)
+    )
+    assert (there["token_ids"], there["answer"]) == (here.token_ids, here.text)
+    assert there["finish_reason"] == here.finish_reason
+    assert set(there) == {
+        *("answer", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens"),
+        *("decode_tokens_per_s", "timings", "moves", "tried", "engines", "model"),
+    }
+    assert set(there["timings"]) == {"ttft_s", "decode_s"}
+    assert (there["moves"], there["tried"], len(there["engines"])) == (0, [], 1)
+
+
+def test_absent_workers_are_one_line_on_stderr(tiny_path: Path, tmp_path: Path) -> None:
+    done = run("--model", tiny_path, "--prompt", "x", "--engines", tmp_path / "none.sock")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "no engine worker answers after " in done.stderr
+
+
+def test_one_place_is_to_be_named_for_help() -> None:
+    with pytest.raises(InvalidRequest, match="store: given both --agent and --engines, expected"):
+        choose_place(agent=Path("a.sock"), cluster="none", engines="engines")
+    with pytest.raises(InvalidRequest, match="store: given both --cluster and --engines, expected"):
+        choose_place(agent=None, cluster="c.toml", engines="engines")
+
+
+def test_summary_of_workers_names_the_hit_and_what_was_tried() -> None:
+    report = AnswerReport(
+        ttft_s=0.5, decode_s=2.0, moves=1, tried=("p01: gone",), engines=({"hit_tokens": 256},)
+    )
+    answer = RemoteAnswer(
+        prompt_ids=[1] * 300, token_ids=[5, 6, 7], text="x", finish_reason="length", report=report
+    )
+    assert remote_summary_line(answer) == (
+        "[prompt 300 tokens, hit 256; first token 0.50 s; 3 tokens, 1/s; moved 1 times; "
+        "tried again after: p01: gone]"
+    )
+
+
 def test_dead_nodes_are_named_on_stderr_when_they_kept_the_cache_from_the_answer(
     tiny_path: Path, tmp_path: Path
 ) -> None:
@@ -140,7 +234,7 @@ def test_dead_nodes_are_named_on_stderr_when_they_kept_the_cache_from_the_answer
 
 def test_help_lists_the_exit_codes() -> None:
     words = run("--help").stdout.split("Exit codes:")[1].split()
-    assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "130"]
+    assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "4", "130"]
 
 
 def test_help_names_the_agent_as_the_other_way_to_the_store() -> None:
@@ -211,16 +305,20 @@ def test_question_goes_to_the_model_as_one_user_turn(open_tiny: OpenTiny) -> Non
         prompt="Hi", prompt_file=None, question=None, system="Be brief", follow_up_of=None
     )
     expected = encode_chat(llm.tokenizer, [Message("system", "Be brief"), Message("user", "Hi")])
-    assert encode_question(llm, question) == expected
+    assert encode_question(llm.tokenizer, question) == expected
 
 
 def test_summary_names_what_could_not_be_saved_and_store_errors(open_tiny: OpenTiny) -> None:
     llm = open_tiny(FailingStore("save"))
     generation = llm.generate([5] * 300, max_tokens=2)
     llm.close()
-    assert "blocks stored 0, known 0, failed 2; store errors 1]" in summary_line(generation, llm)
-    assert describe(generation, llm)["store_errors"] == 1
+    errors = llm.store_faults.count
+    assert "blocks stored 0, known 0, failed 2; store errors 1]" in summary_line(
+        generation, store_errors=errors
+    )
+    assert describe(generation, store_errors=errors)["store_errors"] == 1
     sound = open_tiny(MemoryStore())
     generation = sound.generate([5] * 300, max_tokens=2)
     sound.close()
-    assert summary_line(generation, sound).endswith("blocks stored 2, known 0, failed 0]")
+    line = summary_line(generation, store_errors=sound.store_faults.count)
+    assert line.endswith("blocks stored 2, known 0, failed 0]")

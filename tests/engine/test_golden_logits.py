@@ -7,18 +7,14 @@ twice the larger limit.
 """
 
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.llm import LLM, EngineConfig
-from engine.load import ComputeType, load_llm
 from engine.models.gguf_file import GgufFile
-from engine.token_sequence import TokenSequence
+from tests.engine.runners.runner_bench import RunnerBench, llama_bench
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent / "golden/logits.json").read_text(encoding="utf-8")
@@ -27,13 +23,9 @@ ERROR_MAX: dict[str, float] = {"float32": 0.08, "bfloat16": 0.27}
 
 
 @pytest.fixture(scope="module", params=ERROR_MAX)
-def smollm(request: pytest.FixtureRequest, smollm_path: Path) -> Iterator[LLM]:
-    config = EngineConfig(pool_blocks=8)
-    compute: ComputeType = request.param
-    with load_llm(
-        smollm_path, store=None, clock=time.monotonic, compute=compute, config=config
-    ) as llm:
-        yield llm
+def smollm(request: pytest.FixtureRequest, smollm_path: Path) -> tuple[RunnerBench, float]:
+    """The real model, and how far its logits may be off."""
+    return llama_bench(smollm_path, request.param), ERROR_MAX[request.param]
 
 
 def test_golden_numbers_are_of_the_file_that_is_installed(smollm_path: Path) -> None:
@@ -41,20 +33,28 @@ def test_golden_numbers_are_of_the_file_that_is_installed(smollm_path: Path) -> 
 
 
 @pytest.mark.parametrize("prompt", GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
-def test_logits_are_those_of_the_reference(smollm: LLM, prompt: dict[str, Any]) -> None:
-    prompt_ids = prompt["prompt_ids"]
-    block_ids = smollm.pool.allocate(-(-len(prompt_ids) // 128))
-    sequence = TokenSequence(token_ids=prompt_ids, block_ids=block_ids)
-    logits = smollm.runner.prefill(sequence).numpy()
-    smollm.pool.release(block_ids)
+def test_logits_are_those_of_the_reference(
+    smollm: tuple[RunnerBench, float], prompt: dict[str, Any]
+) -> None:
+    bench, error_max = smollm
+    sequence = bench.begin(prompt["prompt_ids"])
+    logits = bench.run(sequence)
+    bench.end(sequence)
     error = np.abs(logits[GOLDEN["checked_ids"]] - np.array(prompt["logits"]))
-    assert error.max() < ERROR_MAX[smollm.compute]
+    assert error.max() < error_max
     assert int(logits.argmax()) == prompt["greedy_ids"][0]
 
 
 @pytest.mark.parametrize("prompt", GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
-def test_greedy_tokens_are_those_of_the_reference(smollm: LLM, prompt: dict[str, Any]) -> None:
+def test_greedy_tokens_are_those_of_the_reference(
+    smollm: tuple[RunnerBench, float], prompt: dict[str, Any]
+) -> None:
     assert prompt["greedy_margin_min"] > 2 * max(ERROR_MAX.values())
+    bench, _ = smollm
     expected = prompt["greedy_ids"]
-    given = smollm.generate(prompt["prompt_ids"], max_tokens=len(expected)).token_ids
+    sequence = bench.begin(prompt["prompt_ids"], room_tokens=len(expected))
+    given = [int(bench.run(sequence).argmax())]
+    while len(given) < len(expected):
+        given.append(int(bench.append(sequence, given[-1:])[-1].argmax()))
+    bench.end(sequence)
     assert given == expected

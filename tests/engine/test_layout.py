@@ -45,7 +45,7 @@ def test_block_bytes_are_in_order_of_layer_kv_head_token_dim() -> None:
         {"compute": "bfloat16"},
         {"tenant": "other"},
         {"name": "other"},
-        {"geometry": SMOLLM2},
+        {"layout": block_layout(SMOLLM2)},
     ],
 )
 def test_namespace_differs_when_anything_differs(change: dict[str, str]) -> None:
@@ -54,7 +54,7 @@ def test_namespace_differs_when_anything_differs(change: dict[str, str]) -> None
         "weights_sha256": "0" * 64,
         "compute": "float32",
         "tokenizer_sha256": "0" * 64,
-        "geometry": SMALL,
+        "layout": block_layout(SMALL),
         "tenant": "default",
     }
 
@@ -70,7 +70,7 @@ def test_namespace_takes_a_model_name_of_any_length() -> None:
         weights_sha256="0" * 64,
         compute="float32",
         tokenizer_sha256="0" * 64,
-        geometry=SMALL,
+        layout=block_layout(SMALL),
         tenant="default",
     )
     assert namespace.model == "鲸" * 256

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from engine.models.llama import causal_mask
-from engine.token_sequence import TokenSequence
-from tests.engine.conftest import OpenTiny
+from tests.engine.runners.runner_bench import llama_bench
 from tests.engine.tiny_model import TinyModel
 
 Array = np.ndarray[Any, Any]
@@ -97,31 +96,25 @@ def plain_logits(model: TinyModel, token_ids: list[int]) -> Array:
     ids=["grouped", "one kv head a head", "one kv head for all", "output of its own"],
 )
 def test_model_gives_the_logits_of_the_formulas(
-    model: TinyModel, open_tiny: OpenTiny, tmp_path: Path, rng: Random
+    model: TinyModel, tmp_path: Path, rng: Random
 ) -> None:
-    llm = open_tiny(path=model.write(tmp_path / "model.gguf"))
+    bench = llama_bench(model.write(tmp_path / "model.gguf"), "float32")
     token_ids = [rng.randrange(len(model.tokens)) for _ in range(TOKENS)]
-    sequence = TokenSequence(token_ids=list(token_ids[:-3]), block_ids=llm.pool.allocate(2))
-    logits = [llm.runner.prefill(sequence)]
-    for token_id in token_ids[-3:]:
-        sequence.token_ids.append(token_id)
-        logits.append(llm.runner.step(sequence))
+    sequence = bench.begin(token_ids[:-3], room_tokens=3)
+    logits = [bench.run(sequence), *bench.append(sequence, token_ids[-3:])]
     # K and V land on the other side of a rounding border now and then: one step of bfloat16 in one
     # number of thousands, which is what is left of a float32 error of 1e-6 here.
     for steps_left, given in zip((3, 0), (logits[0], logits[-1]), strict=True):
         expected = plain_logits(model, token_ids[: TOKENS - steps_left])
-        assert np.abs(given.numpy() - expected).max() < 5e-3
+        assert np.abs(given - expected).max() < 5e-3
         assert np.abs(expected).max() > 2, "logits so small that anything would pass"
 
 
-def test_model_in_bfloat16_stays_near_the_formulas(
-    open_tiny: OpenTiny, tmp_path: Path, rng: Random
-) -> None:
+def test_model_in_bfloat16_stays_near_the_formulas(tmp_path: Path, rng: Random) -> None:
     model = TinyModel(seed=5)
-    llm = open_tiny(path=model.write(tmp_path / "model.gguf"), compute="bfloat16")
+    bench = llama_bench(model.write(tmp_path / "model.gguf"), "bfloat16")
     token_ids = [rng.randrange(len(model.tokens)) for _ in range(TOKENS)]
-    sequence = TokenSequence(token_ids=token_ids, block_ids=llm.pool.allocate(2))
-    given = llm.runner.prefill(sequence).numpy()
+    given = bench.run(bench.begin(token_ids))
     error = given - plain_logits(model, token_ids)
     # Eight bits of mantissa, a dozen products deep: some percent of the logits' own spread.
     assert np.sqrt((error**2).mean()) < 0.1 * given.std()

@@ -129,8 +129,6 @@ def test_load_refuses_a_file_of_another_kind(open_tiny: OpenTiny, tmp_path: Path
         open_tiny(path=path)
     with pytest.raises(MissingModel, match="there is no such file"):
         open_tiny(path=tmp_path / "gone.gguf")
-    with pytest.raises(MissingModel, match="there is no such file"):
-        open_tiny(path=tmp_path)
 
 
 def test_long_lists_of_problems_are_cut_in_the_message_only() -> None:

@@ -14,22 +14,24 @@ from tests.engine.tiny_model import TinyModel
 WIDE = TinyModel(hidden=576, heads=9, kv_heads=3, intermediate=1536, layers=1)
 
 PROGRAM = """
-import hashlib, sys, time
+import hashlib, sys
 from engine.threads import prepare_environment, set_thread_count
 prepare_environment()
-from engine.llm import EngineConfig
-from engine.load import load_llm
-from engine.token_sequence import TokenSequence
-config = EngineConfig(pool_blocks=2)
-llm = load_llm(sys.argv[1], store=None, clock=time.monotonic, compute=sys.argv[2], config=config)
+from engine.load import load_runner
+from engine.model_runner import Part
+from engine.request import Request
+from engine.sequence import Sequence
+runner = load_runner(sys.argv[1], pool_blocks=2, state_slots=1, compute=sys.argv[2]).runner
+token_ids = [i * i % 251 for i in range(200)]
 for threads in (1, 2, 3, 4):
     set_thread_count(threads)
-    sequence = TokenSequence(token_ids=[i * i % 251 for i in range(200)], block_ids=[0, 1])
-    llm.pool.allocate(2)
-    logits = llm.runner.prefill(sequence)
-    digest = hashlib.sha256(llm.pool.buffer(0))
-    digest.update(logits.numpy())
-    llm.pool.release([0, 1])
+    sequence = Sequence(Request(request_id="r", prompt_ids=token_ids, max_tokens=1))
+    sequence.block_ids = runner.pool.allocate(2)
+    runner.open(sequence)
+    (logits,) = runner.compute([Part(sequence, 200)])
+    digest = hashlib.sha256(runner.pool.buffer(sequence.block_ids[0]))
+    digest.update(logits)
+    runner.pool.release(sequence.block_ids)
     print(digest.hexdigest())
 """
 

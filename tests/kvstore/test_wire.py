@@ -118,10 +118,10 @@ def test_header_is_refused_when_any_byte_is_another(position: int, flip: int, se
     ("fields", "message"),
     [
         ({"magic": b"HTTP"}, "magic"),
-        ({"version": 2}, "version 2, expected 3"),
-        ({"version": 4}, "version 4, expected 3"),
+        ({"version": 3}, "version 3, expected 4"),
+        ({"version": 5}, "version 5, expected 4"),
         ({"op": 0}, "operation 0"),
-        ({"op": 18}, "operation 18"),
+        ({"op": 20}, "operation 20"),
         ({"kind": 2}, "kind 2"),
         ({"flags": 4}, "flags 4"),
         ({"flags": 3, "op": 3}, "flags 3"),

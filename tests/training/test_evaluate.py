@@ -8,18 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
-from engine.models.deepseek_v41.checkpoint.writer import write_folder
-from engine.models.deepseek_v41.engram_vocabulary import TOKENIZER_FILE, compress_token_texts
-from engine.models.deepseek_v41.random_weights import random_tensors
-from engine.models.deepseek_v41.shipped import shipped_config
+from tests.training.silent_model import write_silent_model
 from tests.training.small_library import make_library
 from training.corpus import Corpus, read_corpus
 from training.evaluate import evaluate, format_table, train_baselines
 from training.excerpts import cut_excerpts
-from training.tokenizer import tokenizer_text, train_tokenizer
+from training.tokenizer import train_tokenizer
 
 VOCABULARY = 384
 
@@ -71,20 +67,8 @@ def test_baselines_know_nothing_of_the_held_out_side(corpus: Corpus, tokenizer: 
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose head is zero: every token takes what chance takes."""
     folder = tmp_path_factory.mktemp("model") / "v41-silent"
-    folder.mkdir()
-    (folder / TOKENIZER_FILE).write_text(tokenizer_text(tokenizer), encoding="utf-8")
-    config = shipped_config("v41-nano")
-    assert config.engram is not None
-    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)]
-    vocabulary = tokenizer.get_vocab()
-    spellings = sorted(vocabulary, key=vocabulary.__getitem__)
-    compressed = int(compress_token_texts(texts, spellings).max()) + 1
-    config = replace(config, engram=replace(config.engram, compressed_vocabulary=compressed))
-    tensors = random_tensors(config, torch.Generator().manual_seed(1))
-    tensors["head.weight"] = torch.zeros_like(tensors["head.weight"])
-    write_folder(folder, config, tensors)
+    write_silent_model(folder, tokenizer)
     return folder
 
 

@@ -4,9 +4,7 @@ The ids must be those that the tables were trained with. They follow from the to
 their number is known from the configuration: another one means another tokenizer.
 """
 
-import re
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,13 +21,9 @@ from tokenizers.normalizers import (
 from tokenizers.normalizers import Sequence as Normalizers
 
 from ...errors import ModelFileError
-from ...tokenizer import byte_alphabet
+from ...tokenizer import byte_alphabet, bytes_of_token
 from .config import DeepseekV41Config
-from .json_file import read_json
-
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_BYTES_MAX = 32 << 20
-"""A few times what a vocabulary of 129,280 tokens and its merges take."""
+from .tokenizer_file import TOKENIZER_FILE, read_spellings
 
 _UNDECODABLE = "\ufffd"
 # The released rule passes a lone space through its last step as this character, so this character
@@ -48,9 +42,7 @@ _FOLDING: list[Normalizer] = [
 _FOLD = Normalizers(_FOLDING)
 _STRIP = Strip()
 
-_BYTES = byte_alphabet()
-_CHARACTERS = {byte: character for character, byte in _BYTES.items()}
-_SURROGATES = re.compile("[\ud800-\udfff]")
+_CHARACTERS = {byte: character for character, byte in byte_alphabet().items()}
 
 
 def compress_token_texts(
@@ -105,7 +97,7 @@ def read_compressed_ids(folder: Path, config: DeepseekV41Config) -> torch.Tensor
     if engram is None:
         return torch.arange(config.vocabulary)
     path = folder / TOKENIZER_FILE
-    spellings = _read_spellings(path)
+    spellings = read_spellings(path)
     tokens = len(spellings)
     if not engram.pad_token_id < tokens <= config.vocabulary:
         expected = f"{engram.pad_token_id + 1} to {config.vocabulary}"
@@ -113,51 +105,9 @@ def read_compressed_ids(folder: Path, config: DeepseekV41Config) -> torch.Tensor
     if spellings.keys() != set(range(tokens)):
         raise ModelFileError(path, [f"given ids up to {max(spellings)} for {tokens} tokens"])
     spelled = [spellings[index] for index in range(tokens)]
-    ids = compress_token_texts([_bytes_of(spelling) for spelling in spelled], spelled)
+    ids = compress_token_texts([bytes_of_token(spelling) for spelling in spelled], spelled)
     compressed = int(ids.max()) + 1
     if compressed != engram.compressed_vocabulary:
         expected = f"engram_compressed_vocab_size, {engram.compressed_vocabulary}"
         raise ModelFileError(path, [f"given {compressed} compressed ids, expected {expected}"])
     return torch.cat([ids, ids[engram.pad_token_id].repeat(config.vocabulary - tokens)])
-
-
-def _read_spellings(path: Path) -> dict[int, str]:
-    """Each token's spelling by its id, of a byte-level tokenizer.json.
-
-    The file is not given to the tokenizers library: a merge, a normaliser or a decoder that makes
-    no sense ends the process there, or never ends.
-    """
-    document = read_json(path, bytes_max=TOKENIZER_BYTES_MAX)
-    decoder, model = document.get("decoder"), document.get("model")
-    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
-        raise ModelFileError(path, ["no tokenizer of bytes: expected a decoder, ByteLevel"])
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    added = document.get("added_tokens")
-    if not isinstance(vocabulary, dict) or not isinstance(added, list):
-        raise ModelFileError(path, ["no tokenizer: expected model.vocab and added_tokens"])
-    if not all(isinstance(token, dict) for token in added):
-        raise ModelFileError(path, ["no tokenizer: expected objects in added_tokens"])
-    spellings: dict[int, str] = {}
-    named = ((token.get("content"), token.get("id")) for token in added)
-    for spelling, index in chain(vocabulary.items(), named):
-        if not _is_text(spelling) or not _is_id(index):
-            raise ModelFileError(path, ["no tokenizer: expected texts, each with an id"])
-        if spellings.setdefault(index, spelling) != spelling:
-            raise ModelFileError(path, [f"two tokens have the id {index}"])
-    return spellings
-
-
-def _is_text(value: object) -> bool:
-    # JSON can hold halves of a surrogate pair.
-    return isinstance(value, str) and not _SURROGATES.search(value)
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _bytes_of(spelling: str) -> bytes:
-    """What a token stands for: an added one, whose characters need not be bytes, for itself."""
-    if all(character in _BYTES for character in spelling):
-        return bytes(_BYTES[character] for character in spelling)
-    return spelling.encode()

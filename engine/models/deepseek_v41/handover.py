@@ -85,6 +85,55 @@ def unpack_state(
     return state
 
 
+def pack_slot(
+    state: SequenceState, into: memoryview, *, states: StatePool, blocks: BlockPool, model_id: bytes
+) -> bytes:
+    """The state without its blocks: its slot, copied into `into`; what is known of it is returned.
+
+    As for `handover_parts`, what goes over depends on the sequence alone.
+    """
+    state.rewind(state.length)
+    state.clear_unreadable()
+    into[:] = state.memory.numpy().data
+    identity = _identity_of(states, blocks, model_id)
+    return write_header(identity, state.marks(), body_xxh3=_xxh3_of([into]), has_blocks=False)
+
+
+def unpack_slot(
+    state: SequenceState,
+    header: Buffer,
+    slot: Buffer,
+    *,
+    length: int,
+    states: StatePool,
+    blocks: BlockPool,
+    model_id: bytes,
+) -> None:
+    """Let a new state take the place of the one of `length` tokens that `pack_slot` was given.
+
+    Its blocks come apart. Raises HandoverRefused as `unpack_state`, and changes nothing then.
+    """
+    slot = _bytes_of(slot)
+    identity = _identity_of(states, blocks, model_id)
+    marks, _ = read_header(_bytes_of(header), identity, slot)
+    if marks.length != length:
+        raise HandoverRefused("length", given=marks.length, expected=length)
+    state.memory.numpy()[:] = np.frombuffer(slot, dtype=np.uint8)
+    state.resume(marks)
+
+
+def open_block_bytes(state: SequenceState, *, states: StatePool, blocks: BlockPool) -> bytes:
+    """The block that is not complete, zero where no entry of this state stands.
+
+    Empty if the length is a multiple of 128.
+    """
+    complete, open_tokens = divmod(state.length, BLOCK_TOKENS)
+    if not open_tokens:
+        return b""
+    block = blocks.buffer(state.block_ids[complete])
+    return bytes(_open_block(states.config, block, open_tokens))
+
+
 def has_window(state: SequenceState, anchor: int) -> bool:
     """Whether the encoder's window before position `anchor`, a multiple of 128, is all there.
 

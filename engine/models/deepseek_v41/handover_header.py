@@ -54,8 +54,10 @@ def body_bytes(identity: Identity, length: int) -> int:
     return state_bytes + blocks * identity.block_layout.block_bytes
 
 
-def write_header(identity: Identity, marks: StateMarks, *, body_xxh3: int) -> bytes:
-    """The header before a body of `body_bytes`."""
+def write_header(
+    identity: Identity, marks: StateMarks, *, body_xxh3: int, has_blocks: bool = True
+) -> bytes:
+    """The header before a body of `body_bytes`; without blocks the body is the slot alone."""
     problem = next(mark_problems(identity.config, marks), None)
     assert problem is None, problem
     rest = b"".join(
@@ -78,29 +80,35 @@ def write_header(identity: Identity, marks: StateMarks, *, body_xxh3: int) -> by
     )
     header_bytes = align_up(PREFIX.size + len(rest), HEADER_ALIGN_BYTES)
     rest = rest.ljust(header_bytes - PREFIX.size, b"\0")
-    total_bytes = header_bytes + body_bytes(identity, marks.length)
+    total_bytes = header_bytes + body_bytes(identity, marks.length if has_blocks else 0)
     rest_xxh3 = xxhash.xxh3_64_intdigest(rest)
     return PREFIX.pack(MAGIC, VERSION, header_bytes, total_bytes, rest_xxh3, body_xxh3) + rest
 
 
-def read_header(data: memoryview, identity: Identity) -> tuple[StateMarks, int]:
+def read_header(
+    data: memoryview, identity: Identity, slot: memoryview | None = None
+) -> tuple[StateMarks, int]:
     """What a whole hand-over says, and the length of its header; the body is checked too.
 
-    Raises HandoverRefused that names the first part that is wrong.
+    `data` is header and body. With `slot`, whose blocks travel by themselves, it is the header
+    alone. Raises HandoverRefused that names the first part that is wrong.
     """
+    given_bytes = len(data) + (0 if slot is None else len(slot))
     _expect("length in bytes", len(data), len(data) >= PREFIX.size + FACTS.size, "a header")
     magic, version, header_bytes, total_bytes, rest_xxh3, body_xxh3 = PREFIX.unpack_from(data)
     _expect("magic", magic, magic == MAGIC, MAGIC)
     _expect("version", version, version == VERSION, VERSION)
-    _expect("length in bytes", len(data), len(data) == total_bytes, total_bytes)
+    _expect("length in bytes", given_bytes, given_bytes == total_bytes, total_bytes)
     is_whole = PREFIX.size + FACTS.size <= header_bytes <= len(data)
     _expect("header bytes", header_bytes, is_whole, f"{PREFIX.size + FACTS.size} to {len(data)}")
     found_xxh3 = xxhash.xxh3_64_intdigest(data[PREFIX.size : header_bytes])
     _expect("checksum of the header", found_xxh3, found_xxh3 == rest_xxh3, rest_xxh3)
     marks = _read_marks(data[PREFIX.size : header_bytes], identity)
-    expected_bytes = header_bytes + body_bytes(identity, marks.length)
-    _expect("length in bytes", len(data), len(data) == expected_bytes, expected_bytes)
-    found_xxh3 = xxhash.xxh3_64_intdigest(data[header_bytes:])
+    body = data[header_bytes:] if slot is None else slot
+    expected_bytes = header_bytes + body_bytes(identity, marks.length if slot is None else 0)
+    given_bytes = header_bytes + len(body)
+    _expect("length in bytes", given_bytes, given_bytes == expected_bytes, expected_bytes)
+    found_xxh3 = xxhash.xxh3_64_intdigest(body)
     _expect("checksum of the body", found_xxh3, found_xxh3 == body_xxh3, body_xxh3)
     return marks, header_bytes
 

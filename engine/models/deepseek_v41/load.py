@@ -11,7 +11,7 @@ from kernels.operations import Operations
 from ...block_pool import BlockPool
 from ...errors import InvalidRequest, ModelFileError
 from ...threads import find_environment_problem
-from .checkpoint.folder import build_checked, open_folder
+from .checkpoint.folder import Checkpoint, build_checked, open_folder
 from .checkpoint.tensor_checks import find_value_problems
 from .config import DeepseekV41Config
 from .engram_vocabulary import read_compressed_ids
@@ -51,10 +51,14 @@ def load_model(path: str | Path) -> LoadedModel:
     that is wrong with the headers; only then with the tokenizer, and at last, as it takes longest,
     with the values.
     """
+    return load_checkpoint(open_folder(path))
+
+
+def load_checkpoint(checkpoint: Checkpoint) -> LoadedModel:
+    """As `load_model`, of a folder that is open."""
     problem = find_environment_problem()
     if problem is not None:
-        warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    checkpoint = open_folder(path)
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
     config = checkpoint.config
     compressed_ids_V = read_compressed_ids(checkpoint.path, config)
     return LoadedModel(config, build_checked(checkpoint), compressed_ids_V)

@@ -5,7 +5,7 @@ elsewhere. The bits of a token's cache and logits depend on its sequence alone, 
 sequence was cut into passes nor on what ran beside it (docs/decisions/0028).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,17 +89,20 @@ class DeepseekV41:
         *,
         wants_all_logits: bool = False,
         observe: Observer = ignore,
+        before_owner: Callable[[int], None] = lambda layer: None,
     ) -> ForwardResult:
         """Run the chunks' tokens and advance their states by them.
 
-        A sequence is in one chunk at most. Its state's blocks must reach to the chunk's end.
+        A sequence is in one chunk at most. Its state's blocks must reach to the chunk's end. Before
+        any of an owner layer's entries is read or written, `before_owner` is called with the layer:
+        once for each, in order. If it raises, the states of the chunks are lost.
         """
         check_chunks(chunks, self.config)
         rows = plan_rows(chunks, self.frequencies, self.weights.embedding.device, observe)
         token_ids_T = torch.cat([torch.as_tensor(chunk.token_ids) for chunk in chunks])
         compressed_ids = self._engram.compress(token_ids_T, rows)
         residual = begin_residual(self._embed(chunks, rows, token_ids_T), self.config.streams)
-        rows, residual = self._run_layers(chunks, rows, residual, compressed_ids)
+        rows, residual = self._run_layers(chunks, rows, residual, compressed_ids, before_owner)
         result = self._logits(rows, residual, wants_all_logits)
         for chunk, ids in zip(chunks, compressed_ids, strict=True):
             chunk.state.advance(len(chunk.token_ids), ids.tolist())
@@ -125,6 +128,7 @@ class DeepseekV41:
         rows: RowBatch,
         residual: Residual,
         compressed_ids: list[torch.Tensor],
+        before_owner: Callable[[int], None],
     ) -> tuple[RowBatch, Residual]:
         """All layers; the rows that are left are those that ran through the decoder half."""
         selection = Selection()
@@ -139,6 +143,7 @@ class DeepseekV41:
                 )
             x_TE = self.mixer.enter(residual, weights.attention_norm)
             if role.owns_kv:
+                before_owner(role.index)
                 self._write_entries(role, weights, x_TE, rows, entries[role.ratio])
             if role.index == self.config.decoder_start:
                 rows, residual, x_TE = self._enter_decoder(chunks, rows, residual, x_TE)

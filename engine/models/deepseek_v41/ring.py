@@ -69,11 +69,12 @@ class Ring:
 
     def clear_unreadable(self) -> None:
         """Zero the rows that may not be read, so that none of another sequence gets out."""
-        is_dead = torch.ones(len(self.rows), dtype=torch.bool)
-        if self.readable_from < self.end:
-            for run in self._runs(self.readable_from, self.end):
-                is_dead[run] = False
-        self.rows[is_dead] = 0
+        if self.readable_from >= self.end:
+            self.rows[:] = 0
+            return
+        # What is not read of a ring stands behind its end, up to where it begins once more.
+        for run in self._runs(self.end, self.readable_from + len(self.rows)):
+            self.rows[run] = 0
 
     def _runs(self, first: int, end: int) -> list[slice]:
         """Where the rows of positions first .. end - 1 stand: in one run, or around the end."""

@@ -237,6 +237,22 @@ class SequenceState:
             for ring in self._encoder_rings
         )
 
+    def copy_stored_window(self, position: int, into: torch.Tensor) -> None:
+        """Copy the encoder's window before `position` as it is stored: uint8 [stored bytes].
+
+        Nothing else of the sequence gets into it, so the copy is the same whenever it is taken.
+        """
+        assert self.holds_window(position), f"no window at {position}, length {self._length}"
+        into[:] = self.window_memory
+        end = 0
+        for run in self._offsets.rings[: len(self._encoder_rings)]:
+            into[end : run.offset] = 0
+            ring = Ring(_rows(into, run))
+            ring.hold(position - self._window, position)
+            ring.clear_unreadable()
+            end = run.end
+        into[end:] = 0
+
     def clear_unreadable(self) -> None:
         """Zero every row of the slot that may not be read, and the padding.
 

@@ -14,15 +14,15 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 
 from engine.errors import MissingModel, ModelFileError
-from engine.models.deepseek_v41 import engram_vocabulary
+from engine.models.deepseek_v41 import tokenizer_file
 from engine.models.deepseek_v41.config import DeepseekV41Config, EngramConfig
 from engine.models.deepseek_v41.engram_vocabulary import (
-    TOKENIZER_FILE,
     compress_token_texts,
     fold_text,
     read_compressed_ids,
 )
 from engine.models.deepseek_v41.shipped import shipped_config
+from engine.models.deepseek_v41.tokenizer_file import TOKENIZER_FILE
 from engine.tokenizer import byte_alphabet
 from tests.golden_folder import golden_folder
 
@@ -204,7 +204,7 @@ def test_file_that_cannot_be_read_or_is_too_large_is_refused(
         read_compressed_ids(tmp_path, config_of())
     (tmp_path / TOKENIZER_FILE).rmdir()
     path = write_tokenizer(tmp_path)
-    monkeypatch.setattr(engram_vocabulary, "TOKENIZER_BYTES_MAX", path.stat().st_size - 1)
+    monkeypatch.setattr(tokenizer_file, "TOKENIZER_BYTES_MAX", path.stat().st_size - 1)
     with pytest.raises(ModelFileError, match="expected at most"):
         read_compressed_ids(tmp_path, config_of())
 

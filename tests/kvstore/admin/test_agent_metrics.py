@@ -70,6 +70,25 @@ STATUS: dict[str, Any] = {
         "dropped_runs": 2,
         "workers": [{"cpu_s": 0.5, "restarts": 2}],
     },
+    "offers": {
+        "open": 2,
+        "open_bytes": 200,
+        "made": 9,
+        "refused": 1,
+        "taken": 4,
+        "sent": 1,
+        "withdrawn": 1,
+        "expired": 1,
+        "sent_bytes": 700,
+        "asked": 11,
+        "skipped": 1,
+        "remote_found": 5,
+        "remote_absent": 1,
+        "remote_rejected": 1,
+        "remote_unreachable": 2,
+        "remote_late": 1,
+        "received_bytes": 800,
+    },
     "match": {
         "count": 40,
         "prompts": 30,
@@ -162,6 +181,8 @@ def test_every_metric_has_its_figure_from_a_whole_document() -> None:
     assert value(found, "worker_cpu_seconds_total", kind="fetch") == 3.5
     assert value(found, "worker_restarts_total", kind="store") == 2
     assert value(found, "store_blocks_total", outcome="dropped") == 13
+    assert value(found, "offers_ended_total", ended="taken") == 4
+    assert value(found, "offers_remote_takes_total", ended="remote_unreachable") == 2
     assert value(found, "match_windows_total", kind="windows_found") == 19
     assert value(found, "window_found_total", place="found_elsewhere") == 30
     assert value(found, "window_remote_fetches_total", ended="remote_late") == 1

@@ -52,6 +52,7 @@ def test_down_stops_every_node_and_may_be_run_again(running: Path) -> None:
         "nodes",
         "workers",
         "agents",
+        "engines",
         "removed_paths",
         "removed_bytes",
         "kept_paths",

@@ -127,7 +127,7 @@ def test_command_line_of_an_agent_is_recognised_and_no_other_command(tmp_path: P
     path = folder.cluster_path
 
     def is_it(words: list[str], name: str = "a01") -> bool:
-        return is_command_of_node(words, cluster_path=path, node=name, program=AGENT)
+        return is_command_of_node(words, place_path=path, node=name, program=AGENT)
 
     assert is_it(command)
     assert is_it(["/usr/bin/python3", "/usr/bin/cachalot", *command[3:]])

@@ -52,7 +52,7 @@ NEVER_ENDS = (
     ],
 )
 def test_command_line_decides_whose_a_process_is(command: str, is_ours: bool) -> None:
-    assert is_command_of_node(command.split(), cluster_path=MAP, node="n01") == is_ours
+    assert is_command_of_node(command.split(), place_path=MAP, node="n01") == is_ours
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def deaf_node(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_foreign_process_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
-    assert NodeProcess.find(sleeper.pid, cluster_path=MAP, node="n01") is None
+    assert NodeProcess.find(sleeper.pid, place_path=MAP, node="n01") is None
     assert is_alive(sleeper.pid)
     assert sleeper.poll() is None
 
@@ -94,22 +94,22 @@ def test_foreign_process_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
 def test_no_process_is_found_when_the_pid_is_free(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     sleeper.wait()
-    assert NodeProcess.find(sleeper.pid, cluster_path=MAP, node="n01") is None
+    assert NodeProcess.find(sleeper.pid, place_path=MAP, node="n01") is None
     assert not is_alive(sleeper.pid)
     for pid in (2**22 + 1, 2**31, 2**40, 2**70):
-        assert NodeProcess.find(pid, cluster_path=MAP, node="n01") is None
+        assert NodeProcess.find(pid, place_path=MAP, node="n01") is None
         assert not is_alive(pid)
 
 
 def test_ended_process_is_not_found_before_it_is_reaped(
     tmp_path: Path, deaf_node: subprocess.Popen[bytes]
 ) -> None:
-    found = NodeProcess.find(deaf_node.pid, cluster_path=tmp_path / "cluster.toml", node="n01")
+    found = NodeProcess.find(deaf_node.pid, place_path=tmp_path / "cluster.toml", node="n01")
     assert found is not None
     with found:
         deaf_node.kill()
         assert found.wait_for_end(deadline_s=10.0)
-        again = NodeProcess.find(deaf_node.pid, cluster_path=tmp_path / "cluster.toml", node="n01")
+        again = NodeProcess.find(deaf_node.pid, place_path=tmp_path / "cluster.toml", node="n01")
         assert again is None
         assert not is_alive(deaf_node.pid)
         found.send(signal.SIGTERM)  # to nobody, which is no error
@@ -118,7 +118,7 @@ def test_ended_process_is_not_found_before_it_is_reaped(
 def test_deaf_process_is_killed_after_its_deadline(
     tmp_path: Path, deaf_node: subprocess.Popen[bytes]
 ) -> None:
-    found = NodeProcess.find(deaf_node.pid, cluster_path=tmp_path / "cluster.toml", node="n01")
+    found = NodeProcess.find(deaf_node.pid, place_path=tmp_path / "cluster.toml", node="n01")
     assert found is not None
     with found:
         started_s = time.monotonic()
@@ -130,7 +130,7 @@ def test_deaf_process_is_killed_after_its_deadline(
 def test_stopped_process_is_terminated_without_a_kill(tmp_path: Path) -> None:
     code = "import time; print(flush=True)\n"
     with start_node_like(tmp_path / "cluster.toml", code) as process:
-        found = NodeProcess.find(process.pid, cluster_path=tmp_path / "cluster.toml", node="n01")
+        found = NodeProcess.find(process.pid, place_path=tmp_path / "cluster.toml", node="n01")
         assert found is not None
         with found:
             found.send(signal.SIGSTOP)
@@ -163,9 +163,9 @@ def test_live_process_does_not_count_as_ended_when_no_more_files_may_be_opened(
         descriptors_left(count),
         pytest.raises(NodeError, match=rf"node n01: .* {deaf_node.pid} is alive: Too many open"),
     ):
-        NodeProcess.find(deaf_node.pid, cluster_path=cluster_path, node="n01")
+        NodeProcess.find(deaf_node.pid, place_path=cluster_path, node="n01")
     assert os.listdir("/proc/self/fd") == before
-    found = NodeProcess.find(deaf_node.pid, cluster_path=cluster_path, node="n01")
+    found = NodeProcess.find(deaf_node.pid, place_path=cluster_path, node="n01")
     assert found is not None
     found.close()
 
@@ -176,7 +176,7 @@ def test_no_process_is_found_when_the_number_is_now_that_of_a_thread() -> None:
     thread.start()
     try:
         assert thread.native_id is not None
-        assert NodeProcess.find(thread.native_id, cluster_path=MAP, node="n01") is None
+        assert NodeProcess.find(thread.native_id, place_path=MAP, node="n01") is None
     finally:
         is_over.set()
         thread.join()

@@ -33,7 +33,15 @@ SMALL = (ALONE, "--nodes", "2", "--code", "1+1", "--target-size", "8MiB")
 
 def test_up_starts_every_node_of_a_new_cluster(folder: Path) -> None:
     said = cachalot_json("up", "--dir", folder, *SMALL)
-    assert list(said) == ["cluster_path", "cluster", "code", "web_page", "nodes", "agents"]
+    assert list(said) == [
+        "cluster_path",
+        "cluster",
+        "code",
+        "web_page",
+        "nodes",
+        "agents",
+        "engines",
+    ]
     assert said["cluster_path"] == str(folder / "cluster.toml")
     assert said["code"] == {"k": 1, "m": 1}
     assert said["web_page"] is None or said["nodes"][0]["control"] in said["web_page"]["url"]

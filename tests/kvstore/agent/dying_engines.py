@@ -75,6 +75,15 @@ def _fetch_window(engine: RawEngine, number: int) -> None:
     engine.send(m.FetchWindow(namespace=namespace, key=key, run=leased.run, deadline_s=20.0))
 
 
+def _offer(engine: RawEngine, number: int) -> Rest:
+    leased = engine.lease(engine.open(CHAIN.namespace), 4)
+    request = m.OfferRun(run=leased.run, ttl_s=0.2)
+    if number % 2:
+        engine.ask(request, m.RunOffered)
+        return lambda: None
+    return lambda: engine.send(request)
+
+
 def _half_a_message(engine: RawEngine, _: int) -> None:
     engine.lease(engine.open(CHAIN.namespace), 4)
     engine.socket.sendall(b"\x10\x00")
@@ -91,6 +100,7 @@ STEPS: Sequence[Step] = (
     _fetch,
     _store,
     _fetch_window,
+    _offer,
     _half_a_message,
 )
 

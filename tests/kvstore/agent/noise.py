@@ -21,11 +21,13 @@ from typing import Any
 import msgspec
 
 from kvstore import agent_messages as m
+from kvstore.layout import BlockLayout, Section
 
 from .arena_runs import V41_SECTIONS
 from .engine_steps import WINDOW
 from .raw_engine import RawEngine, rows_of
 
+LAYOUT = BlockLayout(tuple(Section(f"s{at}", size) for at, size in enumerate(V41_SECTIONS)))
 ROOT = Path(__file__).resolve().parents[3]
 PROCESS_S = 120.0
 ANSWER_S = 0.1
@@ -63,6 +65,7 @@ class Generator:
         self.runs: list[int] = []
         self.window_runs: list[int] = []
         self.namespaces: list[int] = []
+        self.offers: list[m.RunOffered] = []
         self._draw_by_type: dict[type[m.Message], Callable[[], m.Message]] = {
             m.Hello: lambda: m.Hello(version=self._pick(m.PROTOCOL_VERSION, 0, 99), client="noise"),
             m.OpenNamespace: self.open_namespace,
@@ -72,6 +75,9 @@ class Generator:
             m.ReleaseRun: lambda: m.ReleaseRun(self._run()),
             m.FetchRun: self._fetch_run,
             m.StoreRun: self._store_run,
+            m.OfferRun: lambda: m.OfferRun(self._run(), self._pick(0.001, 0.05, 1.0)),
+            m.TakeRun: self._take_run,
+            m.WithdrawOffer: lambda: m.WithdrawOffer(self._ticket()),
             m.Forget: lambda: m.Forget(
                 self._namespace(), self._keys(), self._first_block(), self._deadline_s()
             ),
@@ -117,7 +123,7 @@ class Generator:
         return bytes(data)
 
     def open_namespace(self) -> m.OpenNamespace:
-        sections = [(f"s{at}", size) for at, size in enumerate(V41_SECTIONS)]
+        sections = rows_of(LAYOUT)
         others = [("a", 4_096)], [("a", 0)], [("a", 1), ("a", 2)], [("x" * 128, 2**31 - 1)] * 1024
         return m.OpenNamespace(
             model="noise",
@@ -161,6 +167,22 @@ class Generator:
             ttl_class=self._pick("chat", "chat", "chat", "chat", "noise", "", "no such", "x" * 128),
             deadline_s=self._deadline_s(),
         )
+
+    def _take_run(self) -> m.TakeRun:
+        return m.TakeRun(
+            namespace=self._namespace(),
+            ticket=self._ticket(),
+            host=self._pick("", "", "127.0.0.1:1", "0.0.0.0:7", "name:7", "x" * 1024),
+            namespace_id=self.offers[-1].namespace_id if self.offers else bytes(16),
+            layout=self._pick(LAYOUT.fingerprint, bytes(32)),
+            blocks=self._pick(1, 1, 2, 4, 8, 65_536),
+            deadline_s=self._deadline_s(),
+        )
+
+    def _ticket(self) -> bytes:
+        if self.offers and self.rng.random() < 0.8:
+            return self.rng.choice(self.offers).ticket
+        return self.rng.randbytes(16)
 
     def _run(self, *, is_window: bool = False) -> int:
         """One of its own, most of the time; one of somebody else, perhaps; or none."""
@@ -253,10 +275,34 @@ class Session:
         if leased.is_window:
             fetch = m.FetchWindow(leased.namespace, key, run.run, 1.0)
             store = m.PutWindow(leased.namespace, key, run.run)
+        if not leased.is_window and self._rng.random() < 0.3:
+            self._hand_over(leased.namespace, run)
+            return
         for request in (fetch, store):
             if self._rng.random() < 0.3:
                 answer = self._engine.answer(self._engine.send(request))
                 self.answered[type(answer).__name__] += 1
+
+    def _hand_over(self, namespace: int, run: m.RunLeased) -> None:
+        """To itself, or to whoever guesses; perhaps nobody takes it."""
+        offered = self._engine.answer(self._engine.send(m.OfferRun(run.run, 1.0)))
+        self.answered[type(offered).__name__] += 1
+        if not isinstance(offered, m.RunOffered):
+            return
+        self._generator.offers.append(offered)
+        if self._rng.random() < 0.5:
+            take = m.TakeRun(
+                namespace=namespace,
+                ticket=offered.ticket,
+                host=offered.host,
+                namespace_id=offered.namespace_id,
+                layout=LAYOUT.fingerprint,
+                blocks=run.blocks,
+                deadline_s=1.0,
+            )
+            taken = self._engine.answer(self._engine.send(take))
+            if isinstance(taken, m.RunLeased) and taken.blocks:
+                self._generator.runs.append(taken.run)
 
     def _speak(self) -> None:
         request = self._generator.request()

@@ -15,8 +15,8 @@ from kvstore.agent.replies import Reply, Running
 from kvstore.agent.server import UnixServer
 from kvstore.agent.session import Session
 from kvstore.agent.session_bounds import SessionBounds
-from kvstore.agent.socket_file import SocketFile
 from kvstore.errors import StoreError
+from kvstore.socket_file import SocketFile
 
 MATCH = m.Match(namespace=0, keys=b"", deadline_s=1.0)
 

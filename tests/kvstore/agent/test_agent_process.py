@@ -16,8 +16,8 @@ import pytest
 
 from kvstore import agent_messages as m
 from kvstore.agent.main import AgentFailed, end_by_fault
-from kvstore.agent.socket_file import SocketFile
 from kvstore.errors import StoreError
+from kvstore.socket_file import SocketFile
 
 from .agent_process import ROOT, AgentProcess, agent_command, is_running, short_folder
 from .arena_runs import SectionedBlocks

@@ -103,6 +103,7 @@ def make_noise(agent: AgentProcess, honest: HonestEngine, seed: int) -> None:
     assert set(noise.sent) == {kind.__name__ for kind in REQUEST_TYPES}, noise.sent
     # It was not refused everything: the noise came as far as the workers and the pool.
     reached = {"RunLeased", "FetchEnded", "StoreEnded", "WindowFetched", "Done", "Refused"}
+    reached |= {"RunOffered"}
     assert reached <= set(noise.answered), noise.answered
 
 

@@ -171,6 +171,30 @@ def test_run_that_is_saved_outlives_its_session() -> None:
     assert freed == [found]
 
 
+def test_run_that_is_offered_outlives_its_session_and_is_the_takers_then() -> None:
+    book, freed = book_of()
+    found = lease(book, 1, 4)
+    book.begin_offer(found)
+    assert book.runs_of(1) == 0
+    book.end_owner(1)
+    assert freed == []
+    book.take(found, owner=2, namespace=7)
+    assert (book.find(2, found.number), found.namespace) == (found, 7)
+    book.end_owner(2)
+    assert freed == [found]
+
+
+def test_run_that_nobody_takes_is_free_at_the_end_of_its_offer() -> None:
+    book, freed = book_of()
+    found = lease(book, 1, 60_000)
+    book.begin_offer(found)
+    waiting = ask(book, 2, 1)
+    assert waiting.lease is None
+    book.end_offer(found)
+    assert freed == [found]
+    assert waiting.lease is not None
+
+
 def test_request_waits_when_there_are_as_many_runs_as_allowed() -> None:
     book, _ = book_of(runs_max=2)
     first, _ = lease(book, 1, 1), lease(book, 1, 1)
@@ -329,6 +353,29 @@ class LeaseMachine(RuleBasedStateMachine):
         if lease is not None:
             self.busy.remove(lease.number)
             self.book.end_store(lease)
+            self.take_in()
+
+    @rule(data=st.data())
+    def begin_offer(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.LEASED)
+        if lease is not None:
+            self.book.begin_offer(lease)
+            self.busy.add(lease.number)
+
+    @rule(data=st.data(), owner=OWNERS)
+    def take(self, data: st.DataObject, owner: int) -> None:
+        lease = self.pick(data, RunState.OFFERED)
+        if lease is not None:
+            self.busy.remove(lease.number)
+            self.book.take(lease, owner=owner, namespace=3)
+            assert self.book.find(owner, lease.number) is lease
+
+    @rule(data=st.data())
+    def end_offer(self, data: st.DataObject) -> None:
+        lease = self.pick(data, RunState.OFFERED)
+        if lease is not None:
+            self.busy.remove(lease.number)
+            self.book.end_offer(lease)
             self.take_in()
 
     @rule(data=st.data())

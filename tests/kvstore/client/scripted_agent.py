@@ -137,12 +137,17 @@ class AgentEnd:
     async def lease(self, layout: BlockLayout, *, run: int, offset: int = 0) -> ScriptedRun:
         """Answer the next request, for a run, with as many blocks as it wants."""
         request_id, request = await self.read(LeaseRun)
-        waker, reader = make_wakeup()
-        self._wakers.append(waker)
-        await self.answer(request_id, RunLeased(run, offset, request.blocks), [reader])
-        os.close(reader)
+        waker = await self.answer_with_run(request_id, RunLeased(run, offset, request.blocks))
         memory = self._agent.region.run(offset, RunLayout(layout, request.blocks))
         return ScriptedRun(memory, waker)
+
+    async def answer_with_run(self, request_id: int, leased: RunLeased) -> Waker:
+        """The answer that brings a run, and the writing end of the run's wake-ups."""
+        waker, reader = make_wakeup()
+        self._wakers.append(waker)
+        await self.answer(request_id, leased, [reader])
+        os.close(reader)
+        return waker
 
     async def begin_fetch(self) -> tuple[int, FetchRun]:
         return await self.read(FetchRun)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import store_client
+from kvstore.client import NodeReport, store_client
+from kvstore.client.context import ClientContext
+from kvstore.client.statistics import ask_statistics
 from kvstore.client.store_client import StoreClient
 from kvstore.cluster.map import load_cluster_map, write_cluster_map
 from tests.kvstore.blocks import RandomBlocks
@@ -132,3 +134,36 @@ async def test_a_map_of_another_cluster_is_refused(
         await assert_works(store, blocks)
     assert store.map.epoch == 1
     assert "cluster: given " + "ab" * 16 in caplog.text
+
+
+async def test_healthy_nodes_are_alive_to_a_client_whose_map_has_just_become_old(
+    cluster: LocalCluster,
+) -> None:
+    """It had looked a moment ago, and nodes that followed the new map refused it as if dead."""
+    async with StoreClient.connect(cluster.cluster_path) as old:
+        assert all(report.is_alive for report in await old.node_reports())
+        for epoch in range(2, 5):
+            raise_epoch(cluster)
+            async with StoreClient.connect(cluster.cluster_path) as new:
+                assert all(report.is_alive for report in await new.node_reports())
+            assert all(report.is_alive for report in await old.node_reports())
+            assert old.map.epoch == epoch
+
+
+async def test_nodes_are_asked_anew_when_the_map_grows_while_they_are_asked(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def ask_and_grow(context: ClientContext, deadline_s: float) -> list[NodeReport]:
+        asked.append(context.router.map.epoch)
+        if len(asked) == 1:
+            raise_epoch(cluster)
+            async with StoreClient.connect(cluster.cluster_path) as new:
+                assert await ask_statistics(new._context("test"), deadline_s)
+        return await ask_statistics(context, deadline_s)
+
+    async with StoreClient.connect(cluster.cluster_path) as store:
+        monkeypatch.setattr(store_client, "ask_statistics", ask_and_grow)
+        assert all(report.is_alive for report in await store.node_reports())
+    assert asked == [1, 2]

@@ -50,7 +50,7 @@ def test_frame_header_lies_as_its_page_says() -> None:
     data = read_golden("frame_read_response")
     body = data[64:]
     assert data[:4] == b"CHLT"
-    assert data[4:8] == bytes([3, 4, 1, 0])
+    assert data[4:8] == bytes([4, 4, 1, 0])
     assert struct.unpack_from("<QIIIHHQQQ", data, 8) == (
         *(2, 9, 0, 2, 0, 4),
         *(len(body), 11392, xxh3_64_intdigest(body)),

@@ -84,7 +84,14 @@ def test_requests_to_the_node_itself_need_any_greeted_target(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("op", "size", "count"), [(Op.LOOKUP, 64, 2), (Op.ANNOUNCE, 80 + 40, 1), (Op.WINDOW, 72, 0)]
+    ("op", "size", "count"),
+    [
+        (Op.LOOKUP, 64, 2),
+        (Op.ANNOUNCE, 80 + 40, 1),
+        (Op.WINDOW, 72, 0),
+        (Op.RUN, 64, 0),
+        (Op.TAKE, 56, 0),
+    ],
 )
 def test_node_refuses_what_is_for_agents_and_serves_on(
     tmp_path: Path, op: Op, size: int, count: int

@@ -12,7 +12,12 @@ from kvstore import wire
 from kvstore.cluster.entities import ClusterMap, Node
 from kvstore.cluster.map import load_cluster_map, write_cluster_map
 from kvstore.cluster.source import FileMapSource
-from kvstore.node.map_follower import MapFollower, plan_map_change
+from kvstore.node.map_follower import (
+    LOOK_INTERVAL_S,
+    LOOKS_MAX,
+    MapFollower,
+    plan_map_change,
+)
 from kvstore.wire import Op, Status
 from tests.kvstore.node.driven_node import EPOCH, IDENTITY, DrivenNode
 from tests.kvstore.node.node_process import NodeProcess, write_map
@@ -120,30 +125,83 @@ def test_node_keeps_its_map_when_the_new_one_is_broken(process: NodeProcess) -> 
     assert process.log().count("the old one stays") == 1
 
 
-def test_map_is_looked_at_once_a_second_at_most(tmp_path: Path) -> None:
-    class CountingSource(FileMapSource):
-        looks = 0
+class CountingSource(FileMapSource):
+    """A map in a file, and how often it was looked at."""
 
-        def has_changed(self) -> bool:
-            self.looks += 1
-            return super().has_changed()
+    looks = 0
 
-    source = CountingSource(write_map(tmp_path, cluster=IDENTITY.cluster.hex(), epoch=EPOCH))
-    driven = DrivenNode(tmp_path / "t01")
-    driven.node.follower = MapFollower(source, source.load(), "n01", driven.clock)
+    def has_changed(self) -> bool:
+        self.looks += 1
+        return super().has_changed()
 
-    def ask(epoch: int) -> Status:
-        return driven.run(driven.begin(Op.MATCH, epoch=epoch)).status
 
-    assert [ask(EPOCH + 1) for _ in range(5)] == [Status.STALE_EPOCH] * 5
-    assert source.looks == 1
-    write_map(tmp_path, cluster=IDENTITY.cluster.hex(), epoch=EPOCH + 1)
-    assert ask(EPOCH + 1) is Status.STALE_EPOCH
-    driven.clock.advance(1.0)
-    assert ask(EPOCH + 1) is Status.OK
-    assert ask(EPOCH) is Status.STALE_EPOCH
-    assert source.looks == 2
-    driven.close()
+class FollowingNode:
+    """A node without a process that follows a map in a file; its clock stands still."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = CountingSource(self.write_map(EPOCH))
+        self.driven = DrivenNode(folder / "t01")
+        self.clock = self.driven.clock
+        follower = MapFollower(self.source, self.source.load(), "n01", self.clock)
+        self.driven.node.follower = follower
+
+    def write_map(self, epoch: int) -> Path:
+        return write_map(self.folder, cluster=IDENTITY.cluster.hex(), epoch=epoch)
+
+    def ask(self, epoch: int) -> Status:
+        return self.driven.run(self.driven.begin(Op.MATCH, epoch=epoch)).status
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> Iterator[FollowingNode]:
+    node = FollowingNode(tmp_path)
+    yield node
+    node.driven.close()
+
+
+def test_map_is_looked_at_once_a_second_for_one_epoch(following: FollowingNode) -> None:
+    assert [following.ask(EPOCH + 1) for _ in range(5)] == [Status.STALE_EPOCH] * 5
+    assert following.source.looks == 1
+    following.write_map(EPOCH + 1)
+    assert following.ask(EPOCH + 1) is Status.STALE_EPOCH
+    following.clock.advance(LOOK_INTERVAL_S)
+    assert following.ask(EPOCH + 1) is Status.OK
+    assert following.source.looks == 2
+
+
+def test_map_that_changes_again_and_again_is_followed_without_a_pause(
+    following: FollowingNode,
+) -> None:
+    """A node that had looked a moment ago refused who came with the next map, and seemed dead."""
+    for epoch in range(EPOCH + 1, EPOCH + 5):
+        following.write_map(epoch)
+        assert following.ask(epoch) is Status.OK
+    assert following.source.looks == 4
+
+
+def test_older_epoch_is_refused_without_a_look(following: FollowingNode) -> None:
+    assert following.ask(EPOCH - 1) is Status.STALE_EPOCH
+    assert following.source.looks == 0
+
+
+def test_peer_that_names_ever_higher_epochs_costs_a_bounded_number_of_looks(
+    following: FollowingNode,
+) -> None:
+    for epoch in range(EPOCH + 2, EPOCH + 102):
+        assert following.ask(epoch) is Status.STALE_EPOCH
+    assert following.source.looks == LOOKS_MAX
+    following.clock.advance(LOOK_INTERVAL_S)
+    following.write_map(EPOCH + 1)
+    assert following.ask(EPOCH + 1) is Status.OK
+
+
+def test_peer_that_names_an_epoch_without_measure_hides_no_later_one(
+    following: FollowingNode,
+) -> None:
+    assert following.ask(2**32 - 1) is Status.STALE_EPOCH
+    following.write_map(EPOCH + 1)
+    assert following.ask(EPOCH + 1) is Status.OK
 
 
 def test_change_names_everything_that_needs_a_new_start(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from kvstore import wire
+from kvstore.agent.run_messages import pack_checksum
 from kvstore.node.segment import SegmentShape, TargetIdentity, pack_segment_header
 from kvstore.node.slot import SLOT_HEADER, SlotGeometry, seal_headers
 from kvstore.window.record import WindowRecord
 
 FOLDER = Path(__file__).parent / "golden"
 KEY = bytes(range(32))
+TICKET = b"a ticket of 16 b"
 CLUSTER = bytes(range(0xA0, 0xB0))
 
 
@@ -219,6 +221,29 @@ def window_response() -> bytes:
     )
 
 
+def run_request() -> bytes:
+    """One mebibyte from the fifth on."""
+    row = (TICKET, b"namespace 16 by.", b"layout finger 16", 1_024, 1 << 20, 4 << 20)
+    return _request(wire.Op.RUN, np.array([row], wire.RUN_PIECE).tobytes(), count=0)
+
+
+def run_response() -> bytes:
+    """Without its payload."""
+    return wire.pack_frame(
+        wire.Op.RUN,
+        wire.KIND_RESPONSE,
+        request_id=2,
+        body=pack_checksum(0x1112131415161718),
+        count=1,
+        payload_bytes=1 << 20,
+    )
+
+
+def take_request() -> bytes:
+    row = (TICKET, b"namespace 16 by.", b"layout finger 16", 1_024, 0)
+    return _request(wire.Op.TAKE, np.array([row], wire.OFFERED_RUN).tobytes(), count=0)
+
+
 def _request(op: wire.Op, body: bytes, *, count: int = 1, payload_bytes: int = 0) -> bytes:
     return wire.pack_frame(
         op,
@@ -253,6 +278,9 @@ GOLDEN: dict[str, Callable[[], bytes]] = {
     "frame_announce_response": announce_response,
     "frame_window_request": window_request,
     "frame_window_response": window_response,
+    "frame_run_request": run_request,
+    "frame_run_response": run_response,
+    "frame_take_request": take_request,
 }
 
 

@@ -12,7 +12,9 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore import wire
+from kvstore.agent.offers import OfferedRun
 from kvstore.agent.peer_server import PeerServerSettings
+from kvstore.agent.run_messages import RunPiece, pack_piece, pack_take
 from kvstore.layout import BlockLayout
 from kvstore.window.messages import (
     AnnouncedItem,
@@ -234,10 +236,23 @@ async def test_agent_without_a_part_refuses_to_hold_one(fleet: Fleet) -> None:
     await blocking(ask)
 
 
+async def test_agent_without_an_arena_has_no_run_to_give(host: Host) -> None:
+    run = OfferedRun(bytes(16), NAMESPACE, layout_prefix_of(LAYOUT), 1)
+
+    def ask() -> list[int]:
+        with client_of(host) as client:
+            read = client.ask(Op.RUN, body=pack_piece(RunPiece(run, 0, 100)))
+            taken = client.ask(Op.TAKE, body=pack_take(run))
+            assert (read.status, taken.status) == (Status.OK, Status.OK)
+            return [read.headers[0].count, taken.headers[0].count]
+
+    assert await blocking(ask) == [0, 0]
+
+
 async def test_stranger_is_refused_and_the_connection_kept(host: Host) -> None:
     def ask() -> None:
         with client_of(host, is_greeted=False) as client:
-            for op, size in ((Op.STAT, 0), (Op.WINDOW, 72)):
+            for op, size in ((Op.STAT, 0), (Op.WINDOW, 72), (Op.RUN, 64), (Op.TAKE, 56)):
                 assert client.ask(op, body=bytes(size)).status is Status.NOT_GREETED
             client.cluster = bytes(16)
             answer = client.hello()

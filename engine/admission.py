@@ -1,0 +1,335 @@
+"""The way of a request from the queue to its first pass: matched, given blocks, loaded, begun.
+
+    queue -> MATCHING -> MATCHED -> LOADING -> PREFILL
+              (look up)   (blocks)   (bytes)
+
+Requests are looked up in order, and get blocks in order among those that are matched: one whose
+match is late is passed meanwhile, and nobody passes one that waits for blocks. Loads end when they
+end: a slow one holds back nobody but itself. So a request waits no longer than the source's limit
+for a match, the blocks of those before it, and the source's limit for a load.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvstore.layout import BLOCK_TOKENS
+from kvstore.policy import WINDOW_RING_TOKENS, HitPlan
+
+from .engine_config import EngineConfig
+from .engine_status import EngineCounts
+from .job import Job, Phase
+from .model_runner import ModelRunner
+from .prefix_index import PrefixIndex
+from .prefix_source import LoadOutcome, PrefixSource
+from .scheduler.blocks import blocks_needed, may_begin
+from .scheduler.prefix_choice import KnownPrefix, choose_dense_prefix, choose_prefix
+from .sequence_memory import SequenceMemory
+from .window_snapshots import WindowSnapshots
+
+
+def order_of(job: Job) -> int:
+    return job.order
+
+
+class Admission:
+    """Requests before their first pass. Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        memory: SequenceMemory,
+        source: PrefixSource | None,
+        index: PrefixIndex,
+        snapshots: WindowSnapshots,
+        *,
+        config: EngineConfig,
+        counts: EngineCounts,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._memory = memory
+        self._source = source
+        self._index = index
+        self._snapshots = snapshots
+        self._config = config
+        self._counts = counts
+        self._clock = clock
+        self._queue: deque[Job] = deque()
+        self._entering: list[Job] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def entering(self) -> int:
+        return len(self._entering)
+
+    def add(self, job: Job) -> None:
+        self._queue.append(job)
+
+    def add_first(self, job: Job) -> None:
+        """One that was preempted: nobody is before it but those that are on their way already."""
+        job.phase = Phase.WAITING
+        if self._queue:
+            job.order = min(job.order, self._queue[0].order - 1)
+        self._queue.appendleft(job)
+
+    def remove(self, job: Job) -> None:
+        """It goes on elsewhere, or ends. Its load is the caller's to give up, its blocks too."""
+        if job.phase is Phase.WAITING:
+            self._queue.remove(job)
+        else:
+            self._entering.remove(job)
+
+    def holders(self) -> list[Job]:
+        """Those that have blocks already."""
+        return [job for job in self._entering if job.phase is Phase.LOADING]
+
+    def advance(self) -> list[Job]:
+        """Bring everybody as far as they can come now; those that are ready for a pass leave."""
+        self._look_up()
+        for job in self._entering:
+            if job.phase is Phase.MATCHING:
+                self._take_match(job)
+        for job in self._entering:
+            if job.phase is Phase.MATCHED and not self._admit(job):
+                break
+        for job in self._entering:
+            if job.phase is Phase.LOADING:
+                self._take_load(job)
+        ready = [job for job in self._entering if job.phase is Phase.PREFILL]
+        if ready:
+            self._entering = [job for job in self._entering if job.phase is not Phase.PREFILL]
+            self._look_up()
+        return ready
+
+    def arriving(self) -> Job | None:
+        """The first request whose pass may run while its prefix arrives, begun."""
+        for job in self._entering:
+            if job.phase is not Phase.LOADING or job.waits_for_end:
+                continue
+            assert job.load is not None
+            if job.load.is_startable:
+                if not job.is_started:
+                    window = job.load.window if job.window is None else job.window
+                    self._start(job, job.plan, window)
+                return job
+        return None
+
+    def has_arrived(self, job: Job) -> None:
+        """A pass over it went through, so all sections had come: it is as ready as any."""
+        self._entering.remove(job)
+        job.window = None
+        job.phase = Phase.PREFILL
+
+    def fell_short(self, job: Job) -> None:
+        """A pass over it was ended because its prefix did not come in time."""
+        self._memory.begin_anew(job.sequence)
+        job.is_started = False
+        job.waits_for_end = True
+
+    def overdue(self) -> Job | None:
+        """The request that would be next, if it lacks blocks for longer than it may."""
+        for job in self._entering:
+            if job.phase is Phase.MATCHED:
+                waits_s = job.short_for_s(self._clock())
+                return job if waits_s > 2 * self._config.room_deadline_s else None
+        return None
+
+    # From phase to phase --------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        while self._queue and self._may_enter(self._queue[0]):
+            job = self._queue.popleft()
+            insort(self._entering, job, key=order_of)
+            job.phase = Phase.MATCHED
+            keys = self._keys_to_match(job)
+            if self._source is None or self._is_all_here(job, keys):
+                continue
+            token_ids = job.sequence.token_ids[: self._tokens_to_match(job)]
+            job.load = self._source.look_up(token_ids, keys)
+            job.phase = Phase.MATCHING
+
+    def _may_enter(self, job: Job) -> bool:
+        """One that was preempted is not kept behind newer ones that wait for blocks; there are no
+        more of them than sequences."""
+        return len(self._entering) < self._config.loads_max or job.costs.preemptions > 0
+
+    def _take_match(self, job: Job) -> None:
+        assert job.load is not None
+        found = job.load.found
+        if found is None and job.load.outcome is None:
+            return
+        job.phase = Phase.MATCHED
+        if found is not None and job.costs.first_token_s is None:
+            job.costs.match_s = found.match_s
+            job.costs.matched_tokens = found.matched_blocks * BLOCK_TOKENS
+            self._counts.matched_tokens += found.matched_blocks * BLOCK_TOKENS
+
+    def _admit(self, job: Job) -> bool:
+        """Give it blocks and a state, if there are enough, and let its prefix come."""
+        memory = self._memory
+        if not memory.has_state or not self._may_try(job):
+            return False
+        keys = self._keys_to_match(job)
+        known = self._known(job, keys)
+        plan = self._choose(job, known)
+        shared_blocks = min(known.shared_blocks, plan.stored_blocks)
+        shared_keys = keys[:shared_blocks]
+        new_blocks = blocks_needed(len(job.sequence.token_ids), job.tokens_max) - shared_blocks
+        needed_blocks = new_blocks + self._index.count_free(shared_keys)
+        if not self._has_room(needed_blocks):
+            self._note_short(job, needed_blocks)
+            if not self._has_room(needed_blocks):
+                return False
+        memory.open(job.sequence, self._index.take(shared_keys), new_blocks)
+        job.short_since_s = None
+        job.shared_blocks = shared_blocks
+        if job.costs.admitted_s is None:
+            job.costs.admitted_s = self._clock()
+        self._begin_load(job, plan)
+        return True
+
+    def _begin_load(self, job: Job, plan: HitPlan) -> None:
+        job.plan = plan
+        job.window = self._snapshot_at(job, plan.window_anchor)
+        needs_window = plan.window_anchor is not None and job.window is None
+        if plan.stored_blocks == job.shared_blocks and not needs_window:
+            job.drop_load()
+            self._make_ready(job, plan, job.window)
+            return
+        assert job.load is not None
+        wanted = plan if needs_window else replace(plan, window_anchor=None)
+        job.load.begin(wanted, job.sequence.block_ids, job.shared_blocks)
+        job.waits_for_end = False
+        job.phase = Phase.LOADING
+
+    def _take_load(self, job: Job) -> None:
+        """Nothing more comes: go on with all of it, or with what did come."""
+        assert job.load is not None
+        outcome = job.load.outcome
+        if outcome is None:
+            return
+        plan, window = job.plan, job.window
+        if window is None and plan.window_anchor is not None:
+            window = outcome.window
+        is_whole = outcome.blocks >= plan.stored_blocks
+        if not is_whole or (plan.window_anchor is not None and window is None):
+            assert not job.is_started, "a pass went on with what had not come"
+            self._counts.short_loads += 1
+            plan = self._choose(job, self._known_to_have_come(job, outcome))
+            window = self._snapshot_at(job, plan.window_anchor)
+            if window is None and plan.window_anchor is not None:
+                window = outcome.window
+        job.drop_load()
+        self._make_ready(job, plan, window)
+
+    def _make_ready(self, job: Job, plan: HitPlan, window: memoryview | None) -> None:
+        if not job.is_started:
+            self._start(job, plan, window)
+        job.window = None
+        job.phase = Phase.PREFILL
+
+    def _start(self, job: Job, plan: HitPlan, window: memoryview | None) -> None:
+        sequence = job.sequence
+        job.plan = plan
+        job.shared_blocks = min(job.shared_blocks, plan.stored_blocks)
+        if plan.hit_tokens:
+            self._runner.start_after(sequence, plan, window)
+        job.borders = (*self._runner.chunk_borders(sequence), sequence.prompt_tokens)
+        job.indexed_blocks = 0
+        job.window_blocks = plan.hit_tokens // BLOCK_TOKENS
+        job.is_started = True
+        begun = job.begun
+        if begun is not None and begun.replay_first is not None and not plan.replay_tokens:
+            self._counts.changed_prefixes += 1
+            job.replay_first = None
+
+    # What is known of a prefix --------------------------------------------------------------------
+
+    @property
+    def _has_windows(self) -> bool:
+        return self._runner.window_layout is not None
+
+    def _tokens_to_match(self, job: Job) -> int:
+        """A prompt and its answer; with window state the prompt alone, whose length binds bits."""
+        sequence = job.sequence
+        return sequence.prompt_tokens if self._has_windows else len(sequence.token_ids)
+
+    def _keys_to_match(self, job: Job) -> list[bytes]:
+        return job.keys()[: self._tokens_to_match(job) // BLOCK_TOKENS]
+
+    def _choose(self, job: Job, known: KnownPrefix) -> HitPlan:
+        if self._has_windows:
+            return choose_prefix(job.sequence.prompt_tokens, known, job.begun)
+        return choose_dense_prefix(len(job.sequence.token_ids), known)
+
+    def _known(self, job: Job, keys: list[bytes]) -> KnownPrefix:
+        """In the pool, and by the source's answer."""
+        found = None if job.load is None else job.load.found
+        anchors = self._snapshot_anchors(keys)
+        if found is not None and found.plan.window_anchor is not None:
+            anchors |= {found.plan.window_anchor}
+        return KnownPrefix(
+            shared_blocks=self._index.count(keys),
+            stored_blocks=0 if found is None else min(found.matched_blocks, len(keys)),
+            anchors=anchors,
+        )
+
+    def _known_to_have_come(self, job: Job, outcome: LoadOutcome) -> KnownPrefix:
+        anchors = self._snapshot_anchors(self._keys_to_match(job))
+        if outcome.window is not None and job.plan.window_anchor is not None:
+            anchors |= {job.plan.window_anchor}
+        return KnownPrefix(stored_blocks=outcome.blocks, anchors=anchors)
+
+    def _is_all_here(self, job: Job, keys: list[bytes]) -> bool:
+        """Whether no store could give it a better prefix than the pool does."""
+        here = KnownPrefix(
+            shared_blocks=self._index.count(keys), anchors=self._snapshot_anchors(keys)
+        )
+        farthest = (job.sequence.prompt_tokens - WINDOW_RING_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
+        everything = KnownPrefix(stored_blocks=len(keys), anchors=frozenset({farthest}))
+        return self._choose(job, here) == self._choose(job, everything)
+
+    def _snapshot_anchors(self, keys: list[bytes]) -> frozenset[int]:
+        if not self._has_windows:
+            return frozenset()
+        ends = range(BLOCK_TOKENS, len(keys) * BLOCK_TOKENS + 1, BLOCK_TOKENS)
+        return frozenset(end for end, key in zip(ends, keys, strict=True) if key in self._snapshots)
+
+    def _snapshot_at(self, job: Job, anchor: int | None) -> memoryview | None:
+        if anchor is None:
+            return None
+        return self._snapshots.get(job.keys()[anchor // BLOCK_TOKENS - 1])
+
+    # Short of blocks ------------------------------------------------------------------------------
+
+    def _may_try(self, job: Job) -> bool:
+        """Not again as long as nothing was given back, until saves are to be given up for it."""
+        is_short = job.short_since_s is not None and job.short_at == self._moment()
+        return not is_short or self._is_late(job)
+
+    def _moment(self) -> tuple[int, int]:
+        """As long as it stays the same there is no more room than there was."""
+        return self._memory.pool.freed_blocks, self._memory.growing_sequences
+
+    def _has_room(self, needed_blocks: int) -> bool:
+        return may_begin(
+            free_blocks=self._memory.pool.free_blocks,
+            needed_blocks=needed_blocks,
+            growing_sequences=self._memory.growing_sequences,
+        )
+
+    def _is_late(self, job: Job) -> bool:
+        return job.short_for_s(self._clock()) > self._config.room_deadline_s
+
+    def _note_short(self, job: Job, needed_blocks: int) -> None:
+        """Saves are given up for one that has waited long: then there may be room."""
+        job.short_at = self._moment()
+        if job.short_since_s is None:
+            job.short_since_s = self._clock()
+        elif self._is_late(job):
+            self._memory.make_room(needed_blocks + self._memory.growing_sequences)

@@ -1,0 +1,232 @@
+"""The client of engine workers: one stream of tokens, whatever becomes of the workers behind it.
+
+    client = EngineClient(find_places("D/engines"))
+    async for part in client.generate(prompt_ids, max_tokens=100):
+        print(part.token_ids, part.finish_reason)
+
+It asks a prefill worker, takes the first token and a ticket, and gives the ticket to a decode
+worker. A worker that is lost, or drains, costs the request time and none of its tokens: it goes on
+with a ticket, or is run again from the store with the tokens that were given out. Not for text:
+tokens in, tokens out. Nothing of the tensor library is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from .client_answer import AnswerProgress, Route, WorkerLost
+from .client_connection import ClientDeadlines, converse
+from .client_places import EnginePlaces
+from .errors import EnginesUnavailable, InvalidRequest
+from .request import FinishReason
+from .sampling import GREEDY, Sampling
+from .worker.address import WorkerAddress
+from .worker.messages import (
+    TOKENS_MAX,
+    Failed,
+    Finished,
+    HandedOver,
+    Refused,
+    Tokens,
+)
+
+FAILURES_MAX = 6
+SUSPECT_S = 10.0
+"""For so long other workers are asked before one that was lost."""
+PAUSE_FIRST_S = 0.02
+PAUSE_MAX_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerReport:
+    """What an answer cost. `engines`: the reports of the workers that had it, in this order;
+    `tried`: what became of attempts that did not end it."""
+
+    ttft_s: float
+    decode_s: float
+    moves: int
+    tried: tuple[str, ...]
+    engines: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPart:
+    """Tokens number `position` and on of an answer; the last part has reason and report."""
+
+    position: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    report: AnswerReport | None = None
+
+
+class EngineClient:
+    """Asks workers. Belongs to one event loop; requests may run concurrently."""
+
+    def __init__(
+        self,
+        places: EnginePlaces,
+        *,
+        deadlines: ClientDeadlines | None = None,
+        failures_max: int = FAILURES_MAX,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._places = places
+        self._deadlines = deadlines or ClientDeadlines()
+        self._failures_max = failures_max
+        self._clock = clock
+        self._sleep = sleep
+        self._in_flight: Counter[WorkerAddress] = Counter()
+        self._lost_at_s: dict[WorkerAddress, float] = {}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling = GREEDY,
+        stop_ids: frozenset[int] = frozenset(),
+        ttl_class: str = "chat",
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """The answer to a prompt as it comes. Close the iterator to end the request early.
+
+        Raises InvalidRequest for what workers refuse, EnginesUnavailable after too many faults, or
+        if all are busy for too long.
+        """
+        _check_sizes(prompt_ids, max_tokens)
+        progress = AnswerProgress(
+            prompt_ids=tuple(prompt_ids),
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=stop_ids,
+            ttl_class=ttl_class,
+        )
+        route = Route(places=self._places, failures_max=self._failures_max)
+        watch = _Watch(self._clock)
+        async with aclosing(self._follow(route, progress, watch)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _follow(
+        self, route: Route, progress: AnswerProgress, watch: _Watch
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """Ask one worker after the other until the answer is whole."""
+        while True:
+            place = route.next_worker(self._in_flight, self._suspects())
+            self._in_flight[place] += 1
+            finished: Finished | None = None
+            try:
+                async with aclosing(self._ask(route, progress, place)) as answers:
+                    async for answer in answers:
+                        if isinstance(answer, Finished):
+                            finished = answer
+                        else:
+                            watch.note_token()
+                            yield answer
+            finally:
+                self._in_flight[place] -= 1
+            reason = finished.reason if finished else progress.finish_reason
+            if reason is not None:
+                report = watch.report(route)
+                yield AnswerPart(
+                    position=len(progress.token_ids),
+                    token_ids=(),
+                    finish_reason=reason,
+                    report=report,
+                )
+                return
+            await self._pause(route, watch)
+
+    async def _ask(
+        self, route: Route, progress: AnswerProgress, place: WorkerAddress
+    ) -> AsyncGenerator[AnswerPart | Finished, None]:
+        """New tokens from one worker, then Finished if it ended the answer; what else ended the
+        attempt is noted in the route."""
+        message = route.next_message(progress)
+        was_begun = False
+        try:
+            async with aclosing(converse(place, message, self._deadlines)) as answers:
+                async for answer in answers:
+                    was_begun = True
+                    match answer:
+                        case Tokens():
+                            position = len(progress.token_ids)
+                            if new := progress.accept(answer):
+                                route.note_progress()
+                                yield AnswerPart(position=position, token_ids=new)
+                        case Finished():
+                            route.reports.append(answer.report)
+                            yield answer
+                        case HandedOver():
+                            route.note_hand_over(place, answer)
+                        case Refused(cause="invalid"):
+                            raise InvalidRequest(
+                                "request", given=answer.reason, expected="one that a worker takes"
+                            )
+                        case Refused():
+                            route.note_refusal(place, answer)
+                        case Failed():
+                            route.note_fault(place, answer, was_begun=True)
+                        case _:
+                            raise WorkerLost(f"it said {type(answer).__name__}")
+        except WorkerLost as error:
+            self._lost_at_s[place] = self._clock()
+            route.note_fault(place, error, was_begun=was_begun)
+
+    def _suspects(self) -> set[WorkerAddress]:
+        """Workers that were lost to some request a short time ago."""
+        since_s = self._clock() - SUSPECT_S
+        return {place for place, lost_at_s in self._lost_at_s.items() if lost_at_s > since_s}
+
+    async def _pause(self, route: Route, watch: _Watch) -> None:
+        """Wait a moment if workers are busy or lost. Raises EnginesUnavailable after long."""
+        rounds = route.refused_rounds + route.failures.total()
+        if not rounds:
+            return
+        if route.refused_rounds and watch.waited_s > self._deadlines.busy_s:
+            raise EnginesUnavailable(route.tried)
+        pause_s = min(PAUSE_FIRST_S * 2.0 ** min(rounds - 1, 16), PAUSE_MAX_S)
+        watch.waited_s += pause_s
+        await self._sleep(pause_s)
+
+
+class _Watch:
+    """When the tokens of one answer came, seconds of the client's clock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._start_s = clock()
+        self._first_s: float | None = None
+        self.waited_s = 0.0
+
+    def note_token(self) -> None:
+        if self._first_s is None:
+            self._first_s = self._clock()
+
+    def report(self, route: Route) -> AnswerReport:
+        now_s = self._clock()
+        first_s = now_s if self._first_s is None else self._first_s
+        return AnswerReport(
+            ttft_s=first_s - self._start_s,
+            decode_s=now_s - first_s,
+            moves=route.moves,
+            tried=tuple(route.tried),
+            engines=tuple(route.reports),
+        )
+
+
+def _check_sizes(prompt_ids: Sequence[int], max_tokens: int) -> None:
+    """What no message can carry. Raises InvalidRequest; the rest is the worker's to judge."""
+    if not 0 < len(prompt_ids) <= TOKENS_MAX:
+        raise InvalidRequest("prompt tokens", given=len(prompt_ids), expected=f"1 to {TOKENS_MAX}")
+    if not 0 < max_tokens <= TOKENS_MAX:
+        raise InvalidRequest("max_tokens", given=max_tokens, expected=f"1 to {TOKENS_MAX}")
+    strange = [token for token in prompt_ids if not 0 <= token < 2**31]
+    if strange:
+        raise InvalidRequest("token id", given=strange[0], expected="0 to 2147483647")

@@ -1,0 +1,81 @@
+"""One request at one worker: a connection, a message, and the answers to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from .client_answer import WorkerLost
+from .worker.address import WorkerAddress
+from .worker.frames import read_frame
+from .worker.messages import (
+    Answer,
+    MalformedMessage,
+    Request,
+    Resume,
+    Tokens,
+    decode_answer,
+    encode_frame,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientDeadlines:
+    """How long a client waits for a worker before it goes elsewhere, seconds."""
+
+    connect_s: float = 2.0
+    first_token_s: float = 120.0
+    """From the request until its first token: the time in the queue and the prefill."""
+    between_tokens_s: float = 30.0
+    """Also for a ticket, and for the first token after one."""
+    busy_s: float = 60.0
+    """All in all, while every worker is busy or draining."""
+
+
+async def converse(
+    place: WorkerAddress, message: Request, deadlines: ClientDeadlines
+) -> AsyncGenerator[Answer, None]:
+    """The answers of a worker up to the last one. Closing the iterator ends the request there.
+
+    Raises WorkerLost.
+    """
+    try:
+        async with asyncio.timeout(deadlines.connect_s):
+            reader, writer = await _connect(place)
+    except TimeoutError:
+        raise WorkerLost(f"no connection within {deadlines.connect_s:g} s") from None
+    except OSError as error:
+        raise WorkerLost(f"no connection: {error.strerror or error}") from error
+    try:
+        writer.write(encode_frame(message))
+        is_new = not isinstance(message, Resume)
+        while True:
+            wait_s = deadlines.first_token_s if is_new else deadlines.between_tokens_s
+            answer = await _read_answer(reader, wait_s)
+            yield answer
+            if not isinstance(answer, Tokens):
+                return
+            is_new = False
+    finally:
+        writer.close()
+
+
+async def _connect(place: WorkerAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if place.path is not None:
+        return await asyncio.open_unix_connection(place.path)
+    return await asyncio.open_connection(place.host, place.port)
+
+
+async def _read_answer(reader: asyncio.StreamReader, wait_s: float) -> Answer:
+    try:
+        body = await read_frame(reader, deadline_s=wait_s)
+        if body is None:
+            raise WorkerLost("it closed the connection before the end of the answer")
+        return decode_answer(body)
+    except TimeoutError:
+        raise WorkerLost(f"nothing from it for {wait_s:g} s") from None
+    except MalformedMessage as error:
+        raise WorkerLost(f"it said something else: {error}") from error
+    except OSError as error:
+        raise WorkerLost(f"connection lost: {error.strerror or error}") from error

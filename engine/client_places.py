@@ -1,0 +1,78 @@
+"""The workers that a client knows: who takes prompts, who takes sequences, and where they are.
+
+A folder of `cachalot up --engines` has a socket for each: p01.sock is a prefill worker, d01.sock a
+decode worker, and b01.sock does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InvalidRequest
+from .worker.address import WorkerAddress, parse_address
+
+SOCKET_SUFFIX = ".sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlaces:
+    """Addresses of workers by their role. Raises InvalidRequest if nobody takes a prompt, or nobody
+    goes on with it."""
+
+    prefill: tuple[WorkerAddress, ...] = ()
+    decode: tuple[WorkerAddress, ...] = ()
+    both: tuple[WorkerAddress, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.for_prompts or not self.for_sequences:
+            counts = (
+                f"{len(self.prefill)} prefill, {len(self.decode)} decode, {len(self.both)} both"
+            )
+            raise InvalidRequest(
+                "engine workers", given=counts, expected="one for each role, or one that does both"
+            )
+
+    @property
+    def for_prompts(self) -> tuple[WorkerAddress, ...]:
+        """Who is asked first."""
+        return self.prefill + self.both
+
+    @property
+    def for_sequences(self) -> tuple[WorkerAddress, ...]:
+        """Who goes on with what another worker has begun."""
+        return self.decode + self.both
+
+
+def find_places(path: str) -> EnginePlaces:
+    """The workers in a folder of sockets; or one that does both, at an address.
+
+    Raises InvalidRequest.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return EnginePlaces(both=(parse_address(path, "--engines"),))
+    found: dict[str, list[WorkerAddress]] = {"p": [], "d": [], "b": []}
+    for socket_path in sorted(folder.glob(f"*{SOCKET_SUFFIX}")):
+        found.get(socket_path.name[0], []).append(WorkerAddress(path=socket_path))
+    return EnginePlaces(prefill=tuple(found["p"]), decode=tuple(found["d"]), both=tuple(found["b"]))
+
+
+def choose_worker(
+    places: Iterable[WorkerAddress],
+    *,
+    in_flight: Mapping[WorkerAddress, int],
+    failures: Mapping[WorkerAddress, int],
+    refusals: Mapping[WorkerAddress, int],
+    suspects: Collection[WorkerAddress] = (),
+) -> WorkerAddress:
+    """The worker that failed this request least often; of those one that has not been lost of late
+    to any request, of those the one that refused it least often, of those the one with the fewest
+    requests of this client in flight, then the first."""
+
+    def rank(place: WorkerAddress) -> tuple[int, bool, int, int]:
+        refused = refusals.get(place, 0)
+        return failures.get(place, 0), place in suspects, refused, in_flight.get(place, 0)
+
+    return min(places, key=rank)

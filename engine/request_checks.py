@@ -1,0 +1,72 @@
+"""Whether an engine could ever answer a request; a mistake of the caller is told before anything is
+done."""
+
+from collections.abc import Container
+
+from .errors import InvalidRequest
+from .model_runner import ModelRunner
+from .request import Request
+from .scheduler.blocks import blocks_of
+from .scheduler.prefix_choice import is_replay_possible
+
+
+def tokens_max_of(request: Request, context_tokens: int) -> int:
+    """Tokens of prompt and answer at most: the context ends an answer too."""
+    return min(len(request.prompt_ids) + request.max_tokens, context_tokens)
+
+
+def check_request(request: Request, runner: ModelRunner, *, taken_ids: Container[str]) -> None:
+    """Raises InvalidRequest, which names what is wrong."""
+    if request.request_id in taken_ids:
+        raise InvalidRequest("request id", given=request.request_id, expected="one not in use")
+    _check_lengths(request, runner)
+    ids = (*request.prompt_ids, *request.answered_ids)
+    if min(ids) < 0 or max(ids) >= runner.vocabulary:
+        strange = next(number for number in ids if not 0 <= number < runner.vocabulary)
+        raise InvalidRequest("token id", given=strange, expected=f"0 to {runner.vocabulary - 1}")
+    if not request.stop_ids.isdisjoint(request.answered_ids):
+        raise InvalidRequest(
+            "answered_ids", given="an answer with a stop token", expected="one that goes on"
+        )
+    _check_replay(request, runner)
+
+
+def _check_lengths(request: Request, runner: ModelRunner) -> None:
+    prompt_tokens, answered = len(request.prompt_ids), len(request.answered_ids)
+    if not 0 < prompt_tokens < runner.context_tokens:
+        raise InvalidRequest(
+            "prompt tokens",
+            given=prompt_tokens,
+            expected=f"1 to {runner.context_tokens - 1} (the model's context less one)",
+        )
+    if request.max_tokens <= answered:
+        raise InvalidRequest(
+            "max_tokens", given=request.max_tokens, expected=f"{answered + 1} or more"
+        )
+    if prompt_tokens + answered >= runner.context_tokens:
+        raise InvalidRequest(
+            "prompt and answered tokens",
+            given=prompt_tokens + answered,
+            expected=f"at most {runner.context_tokens - 1} (the model's context less one)",
+        )
+    blocks = blocks_of(tokens_max_of(request, runner.context_tokens))
+    if blocks > runner.pool.capacity_blocks:
+        raise InvalidRequest(
+            "blocks for prompt and max_tokens",
+            given=blocks,
+            expected=f"at most {runner.pool.capacity_blocks} (those of the pool)",
+        )
+
+
+def _check_replay(request: Request, runner: ModelRunner) -> None:
+    first = request.replay_first
+    if first is None:
+        return
+    if runner.window_layout is None:
+        raise InvalidRequest("replay_first", given=first, expected="None for a dense model")
+    if not is_replay_possible(len(request.prompt_ids), first):
+        raise InvalidRequest(
+            "replay_first",
+            given=first,
+            expected="a multiple of 128 where a hit of this prompt can end",
+        )

@@ -1,0 +1,1 @@
+"""The model families behind `engine.model_runner`: one module for each."""

@@ -1,0 +1,1 @@
+"""Where blocks and window state go to be kept: the agent of the host, or any store of blocks."""

@@ -1,0 +1,142 @@
+"""Saves blocks and window state by the agent of the host: copied into leased runs, and handed over.
+
+A block is in the pool only until it is copied; what then becomes of it the agent tells later, so
+several runs are under way while the next one is filled.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from kvstore.client import BlockingAgentClient, RunOperation, SaveResult
+from kvstore.key import Namespace
+from kvstore.layout import BlockLayout
+
+from ..block_pool import BlockPool
+from ..save_receipt import SaveReceipt
+from ..section_copy import SectionCopy, fill_run
+from ..store_faults import STORE_ERRORS, StoreFaults
+from .threaded_sink import SaveJob, SinkLimits, ThreadedSink, WindowJob
+
+DEFAULT_LIMITS = SinkLimits()
+
+
+class AgentSink(ThreadedSink):
+    """A `SaveSink` over the agent of this host. The client belongs to the caller.
+
+    Blocks for which the arena has no room within the lease's deadline, and those that meet an
+    AgentError, are failed ones; window state is dropped then.
+    """
+
+    def __init__(
+        self,
+        client: BlockingAgentClient,
+        *,
+        namespace: Namespace,
+        pool: BlockPool,
+        window_layout: BlockLayout | None,
+        faults: StoreFaults,
+        limits: SinkLimits = DEFAULT_LIMITS,
+        clock: Callable[[], float],
+    ) -> None:
+        """`window_layout`: of the records that `save_window` gets, None for a model without."""
+        self._client = client
+        self._window_layout = window_layout
+        self._copy = SectionCopy(pool, namespace.layout)
+        self._runs_under_way = 0
+        # The client knows the layout from now on; why the agent does not, later calls will tell.
+        with suppress(*STORE_ERRORS):
+            client.open_namespace(namespace, window_layout=window_layout)
+        super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
+
+    def _is_settled(self) -> bool:
+        return self._runs_under_way == 0
+
+    # Blocks -------------------------------------------------------------------------------------
+
+    def _save(self, job: SaveJob) -> None:
+        """Hand the blocks over, as many in a run as it has room for."""
+        done = 0
+        try:
+            while done < len(job.block_ids):
+                handed_over = self._save_some(job, done)
+                if handed_over == 0:
+                    break
+                done += handed_over
+        except STORE_ERRORS as error:
+            self._faults.note("save", error)
+        if done < len(job.block_ids):
+            job.receipt.settle(failed=len(job.block_ids) - done)
+
+    def _save_some(self, job: SaveJob, done: int) -> int:
+        """Hand over some blocks behind the first `done`; how many, 0 if there is no room."""
+        if not self._wait_for_runs():
+            return 0
+        wanted = min(len(job.block_ids) - done, self._limits.lease_blocks_max)
+        run = self._client.lease_run(
+            self._namespace, wanted, deadline_s=self._limits.lease_deadline_s
+        )
+        if run is None:
+            return 0
+        with run:
+            block_ids = job.block_ids[done : done + run.blocks]
+            for section in range(len(self._namespace.layout.sections)):
+                self._copy.from_pool(run.section(section), section, block_ids)
+            first_block = job.first_block + done
+            saving = self._client.save_run(
+                self._namespace,
+                job.keys[: first_block + run.blocks],
+                run,
+                first_block=first_block,
+                ttl_class=job.ttl_class,
+                deadline_s=self._limits.save_deadline_s,
+            )
+        with self._changed:
+            self._runs_under_way += 1
+        saving.when_done(partial(self._settle, job.receipt, len(block_ids), saving))
+        return len(block_ids)
+
+    def _wait_for_runs(self) -> bool:
+        """Whether another run may be handed over, now or soon: each of them ends by its
+        deadline."""
+        end_s = self._clock() + self._limits.save_deadline_s
+        with self._changed:
+            while self._runs_under_way >= self._limits.runs_max:
+                if not self._wait_until(end_s):
+                    return False
+        return True
+
+    def _settle(self, receipt: SaveReceipt, blocks: int, saving: RunOperation[SaveResult]) -> None:
+        """In the client's event loop: the agent has said what became of a run, or has gone."""
+        try:
+            result = saving.join()
+        except STORE_ERRORS as error:
+            self._faults.note("save", error)
+            receipt.settle(failed=blocks)
+        else:
+            receipt.settle(stored=result.stored, known=result.known, failed=result.failed)
+        with self._changed:
+            self._runs_under_way -= 1
+            self._changed.notify_all()
+
+    # Window state -------------------------------------------------------------------------------
+
+    def _save_window(self, job: WindowJob) -> None:
+        assert self._window_layout is not None, "a model without window state"
+        try:
+            is_kept = self._put_window(job)
+        except STORE_ERRORS as error:
+            self._faults.note("put window", error)
+            is_kept = False
+        if not is_kept:
+            self._note_dropped_window()
+
+    def _put_window(self, job: WindowJob) -> bool:
+        run = self._client.lease_window(self._namespace, deadline_s=self._limits.lease_deadline_s)
+        if run is None:
+            return False
+        with run:
+            fill_run(run, job.record)
+            return self._client.put_window(
+                self._namespace, job.key, run, deadline_s=self._limits.lease_deadline_s
+            )

@@ -1,0 +1,179 @@
+"""Prefixes out of the agent of the host: leased runs that fill section by section, and one thread
+that moves each section into the pool as soon as the run has it.
+
+    prefix-match   match
+    prefix-load    lease, begin to fetch, window state, wait for section 0, 1, ...
+    swap-in                                                   copy 0, 1, ...
+    engine                                                       pass over layers 0, 1, ...
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+
+from kvstore.client import ArenaRun, BlockingAgentClient, FetchResult, RunOperation
+from kvstore.key import Namespace
+from kvstore.layout import BLOCK_TOKENS, BlockLayout
+from kvstore.policy import HitPlan
+
+from ..block_pool import BlockPool
+from ..section_copy import SectionCopy
+from ..store_faults import STORE_ERRORS, StoreFaults
+from .load import ThreadedLoad
+from .run_swap import RunSwap
+from .threaded_source import LoadLimits, ThreadedSource
+from .work_threads import WorkThreads
+
+DEFAULT_LIMITS = LoadLimits()
+
+SHARE = 0.5
+"""Part of a load's time that it may wait for room in the arena, or for window state: the rest is
+for the blocks."""
+
+LEAST_DEADLINE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Brought:
+    blocks: int = 0
+    rejected_shards: int = 0
+    fetch_s: float = 0.0
+    swap_in_s: float = 0.0
+
+
+class AgentSource(ThreadedSource):
+    """A `PrefixSource` over the agent of this host. The client belongs to the caller.
+
+    A full arena, a short fetch and any AgentError are a shorter hit.
+    """
+
+    def __init__(
+        self,
+        client: BlockingAgentClient,
+        *,
+        namespace: Namespace,
+        pool: BlockPool,
+        window_layout: BlockLayout | None,
+        faults: StoreFaults,
+        limits: LoadLimits = DEFAULT_LIMITS,
+        clock: Callable[[], float],
+    ) -> None:
+        """`window_layout`: of stored window state, None for a model without."""
+        self._client = client
+        self._window_layout = window_layout
+        self._copy = SectionCopy(pool, namespace.layout)
+        self._copying = WorkThreads("swap-in", count=1, clock=clock)
+        # The client knows the layout from now on; why the agent does not, later calls will tell.
+        with suppress(*STORE_ERRORS):
+            client.open_namespace(namespace, window_layout=window_layout)
+        super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
+
+    def close(self, deadline_s: float) -> bool:
+        """See PrefixSource."""
+        end_s = self._clock() + deadline_s
+        has_loaded = super().close(deadline_s)
+        return self._copying.close(max(0.0, end_s - self._clock())) and has_loaded
+
+    def _match(self, load: ThreadedLoad) -> tuple[int, HitPlan]:
+        found = self._client.match(
+            self._namespace,
+            load.prompt_ids,
+            is_dense=self._window_layout is None,
+            deadline_s=self._limits.match_deadline_s,
+        )
+        return found.matched_blocks, found.plan
+
+    def _bring(self, load: ThreadedLoad) -> None:
+        end_at_s = self._clock() + self._limits.fetch_deadline_s
+        brought = _Brought()
+        try:
+            run = self._lease(load, end_at_s) if load.order.block_ids else None
+            if run is not None:
+                with run:
+                    brought = self._bring_by(run, load, end_at_s)
+            elif not load.order.block_ids:
+                self._bring_window(load, end_at_s)
+        except STORE_ERRORS as error:
+            self._note(load, "fetch", error)
+        load.finish(
+            brought.blocks,
+            rejected_shards=brought.rejected_shards,
+            fetch_s=brought.fetch_s,
+            swap_in_s=brought.swap_in_s,
+        )
+
+    def _lease(self, load: ThreadedLoad, end_at_s: float) -> ArenaRun | None:
+        start_s = self._clock()
+        blocks = min(len(load.order.block_ids), self._limits.lease_blocks_max)
+        run = self._client.lease_run(self._namespace, blocks, deadline_s=self._share(end_at_s))
+        load.note("lease", None, start_s, self._clock())
+        return run
+
+    def _bring_by(self, run: ArenaRun, load: ThreadedLoad, end_at_s: float) -> _Brought:
+        """Fetch into the run and copy out of it; what was copied counts, whatever failed then."""
+        order = load.order
+        load.on_give_up(run.release)
+        fetch = self._client.fetch_run(
+            self._namespace,
+            load.keys[: order.first_block + run.blocks],
+            run,
+            first_block=order.first_block,
+            deadline_s=self._left_s(end_at_s),
+        )
+        self._bring_window(load, end_at_s)
+        swap = RunSwap(load, run, copy=self._copy, copying=self._copying, clock=self._clock)
+        try:
+            swap.follow(end_at_s)
+        except STORE_ERRORS as error:
+            self._note(load, "fetch", error)
+        return _Brought(
+            blocks=swap.whole_blocks,
+            rejected_shards=self._count_rejected(load, fetch, end_at_s),
+            fetch_s=swap.filled_at_s - order.begun_at_s,
+            swap_in_s=swap.copy_s,
+        )
+
+    def _bring_window(self, load: ThreadedLoad, end_at_s: float) -> None:
+        anchor = load.order.plan.window_anchor
+        if anchor is None:
+            return
+        assert self._window_layout is not None
+        start_s = self._clock()
+        record = bytearray(self._window_layout.block_bytes)
+        key = load.keys[anchor // BLOCK_TOKENS - 1]
+        try:
+            found = self._client.fetch_window(
+                self._namespace, key, record, deadline_s=self._share(end_at_s)
+            )
+        except STORE_ERRORS as error:
+            self._note(load, "window", error)
+            return
+        load.note("window", None, start_s, self._clock())
+        if found.is_found:
+            load.publish_window(memoryview(record))
+
+    def _count_rejected(
+        self, load: ThreadedLoad, fetch: RunOperation[FetchResult], end_at_s: float
+    ) -> int:
+        """The agent's own word comes a moment after the last byte, or never."""
+        has_ended = Event()
+        fetch.when_done(has_ended.set)
+        if load.is_given_up or not has_ended.wait(max(0.0, end_at_s - self._clock())):
+            return 0
+        try:
+            return fetch.join().rejected_shards
+        except STORE_ERRORS as error:
+            self._note(load, "fetch", error)
+            return 0
+
+    def _note(self, load: ThreadedLoad, operation: str, error: Exception) -> None:
+        """Whoever gave the load up has released its run, which is no fault of the store."""
+        if not load.is_given_up:
+            self._faults.note(operation, error)
+
+    def _left_s(self, end_at_s: float) -> float:
+        return max(end_at_s - self._clock(), LEAST_DEADLINE_S)
+
+    def _share(self, end_at_s: float) -> float:
+        return max(LEAST_DEADLINE_S, (end_at_s - self._clock()) * SHARE)

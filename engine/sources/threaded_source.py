@@ -1,0 +1,142 @@
+"""What all sources have alike: threads that match, threads that bring, and the loads under way."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from kvstore.key import Namespace
+from kvstore.policy import MISS, HitPlan
+
+from ..block_pool import BlockPool
+from ..prefix_source import PrefixFound
+from ..store_faults import STORE_ERRORS, StoreFaults
+from .load import ThreadedLoad
+from .work_threads import WorkThreads
+
+MATCH_THREADS = 2
+"""One match that nobody answers must not hold back the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLimits:
+    """What a source may take, in time and in number."""
+
+    loads_max: int = 4
+    """Loads that are brought at one time."""
+
+    match_deadline_s: float = 1.0
+    fetch_deadline_s: float = 2.0
+    """From the moment a load's turn has come until what is there by then is all."""
+
+    section_wait_s: float = 0.1
+    """Longest time that all sections of a pass may keep it waiting, together."""
+
+    lease_blocks_max: int = 8192
+    """Blocks of a prompt that are brought at most; 2^20 tokens."""
+
+
+def notify_nobody() -> None:
+    """No engine is there yet."""
+
+
+class ThreadedSource(ABC):
+    """A `PrefixSource` whose `_match` and `_bring` may block, each in a thread of its own kind.
+
+    The line of those that wait is as long as the engine lets it be.
+    """
+
+    def __init__(
+        self,
+        *,
+        namespace: Namespace,
+        pool: BlockPool,
+        faults: StoreFaults,
+        limits: LoadLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self.on_change: Callable[[], None] = notify_nobody
+        self._namespace = namespace
+        self._pool = pool
+        self._faults = faults
+        self._limits = limits
+        self._clock = clock
+        self._lock = Lock()
+        self._loads: set[ThreadedLoad] = set()
+        """Begun, and not finished."""
+        self._matching = WorkThreads("prefix-match", count=MATCH_THREADS, clock=clock)
+        self._bringing = WorkThreads("prefix-load", count=limits.loads_max, clock=clock)
+
+    @abstractmethod
+    def _match(self, load: ThreadedLoad) -> tuple[int, HitPlan]:
+        """Leading blocks that are stored, and the plan for them. May raise STORE_ERRORS."""
+
+    @abstractmethod
+    def _bring(self, load: ThreadedLoad) -> None:
+        """Bring what is ordered; ends with `load.finish`. Raises nothing that a store raises."""
+
+    def look_up(self, prompt_ids: Sequence[int], keys: Sequence[bytes]) -> ThreadedLoad:
+        """See PrefixSource."""
+        load = ThreadedLoad(
+            prompt_ids,
+            keys,
+            sections=len(self._namespace.layout.sections),
+            pool=self._pool,
+            section_wait_s=self._limits.section_wait_s,
+            bring=self._put_in_line,
+            on_change=self._tell_engine,
+            clock=self._clock,
+        )
+        if not keys or not self._matching.submit(partial(self._settle_match, load)):
+            load.settle_match(PrefixFound(matched_blocks=0, plan=MISS, match_s=0.0))
+        return load
+
+    def close(self, deadline_s: float) -> bool:
+        """See PrefixSource. Loads that are under way are given up; the store stays open."""
+        end_s = self._clock() + deadline_s
+        with self._lock:
+            loads = list(self._loads)
+        for load in loads:
+            load.give_up()
+        has_matched = self._matching.close(deadline_s)
+        return self._bringing.close(max(0.0, end_s - self._clock())) and has_matched
+
+    def _tell_engine(self) -> None:
+        self.on_change()
+
+    def _settle_match(self, load: ThreadedLoad) -> None:
+        start_s = self._clock()
+        matched_blocks, plan = 0, MISS
+        try:
+            if not load.is_given_up:
+                matched_blocks, plan = self._match(load)
+        except STORE_ERRORS as error:
+            self._faults.note("match", error)
+        finally:  # also if the thread ends here: nobody is to wait for it
+            end_s = self._clock()
+            load.note("match", None, start_s, end_s)
+            load.settle_match(
+                PrefixFound(matched_blocks=matched_blocks, plan=plan, match_s=end_s - start_s)
+            )
+
+    def _put_in_line(self, load: ThreadedLoad) -> bool:
+        with self._lock:
+            self._loads.add(load)
+        if self._bringing.submit(partial(self._bring_in_turn, load)):
+            return True
+        self._forget(load)
+        return False
+
+    def _bring_in_turn(self, load: ThreadedLoad) -> None:
+        try:
+            if load.take():
+                self._bring(load)
+        finally:
+            if load.outcome is None:  # the thread ends here: nobody is to wait for it
+                load.finish()
+            self._forget(load)
+
+    def _forget(self, load: ThreadedLoad) -> None:
+        with self._lock:
+            self._loads.discard(load)

@@ -1,0 +1,35 @@
+"""Window state at the ends of blocks, kept in the engine for requests that begin alike.
+
+Only of sequences without a bounded replay, so that who goes on from one gets the bits of a cold
+run. Not the window memory of a host: that is the agent's.
+"""
+
+from collections import OrderedDict
+
+
+class WindowSnapshots:
+    """At most `records_max` records by the key of the block they stand behind; the one used longest
+    ago goes first. Belongs to the engine's thread."""
+
+    def __init__(self, records_max: int) -> None:
+        self._records_max = records_max
+        self._records: OrderedDict[bytes, memoryview] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._records
+
+    def put(self, key: bytes, record: memoryview) -> None:
+        """Keep a record, which must not change any more."""
+        self._records[key] = record
+        self._records.move_to_end(key)
+        if len(self._records) > self._records_max:
+            self._records.popitem(last=False)
+
+    def get(self, key: bytes) -> memoryview | None:
+        record = self._records.get(key)
+        if record is not None:
+            self._records.move_to_end(key)
+        return record

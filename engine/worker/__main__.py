@@ -1,0 +1,150 @@
+"""`python -m engine.worker`, the process behind `cachalot engine`: from a command line to an exit
+status.
+
+Exit codes, with one line on stderr: 0 after a drain or an interrupt; 1 failed; 2 a wrong argument,
+or a model that cannot be used. An agent that is away costs hits and hand-overs until it is there.
+The tensor library is loaded after the arguments have been read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvstore.errors import StoreError
+from kvstore.identity import check_package_identity
+
+from ..errors import EngineError
+from ..threads import prepare_environment, set_thread_count
+from .address import parse_address
+from .options import Role, WorkerOptions, choose_threads, parse_memory_bytes
+
+NAME = "cachalot engine"
+USER_ERROR = 2
+
+EXIT_CODES = """\b
+Exit codes:
+    0  ended by SIGTERM, after a drain, or by Ctrl-C
+    1  failed for another reason, which is on stderr
+    2  a wrong argument, or a file or model that cannot be used"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+RoleOption = Annotated[
+    Role,
+    typer.Option(
+        help="prefill: computes prompts, and hands them over; decode: goes on with them; both:"
+        " answers alone"
+    ),
+]
+ModelOption = Annotated[
+    Path, typer.Option(help="GGUF file, or folder with config.json", metavar="PATH")
+]
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        help="where clients connect: the path of a Unix socket, which is made with mode 0600, or"
+        " HOST:PORT, which anybody can use who can reach it",
+        metavar="ADDRESS",
+    ),
+]
+AgentOption = Annotated[
+    Path | None,
+    typer.Option(help="socket of this host's agent; needed but for `both`", metavar="PATH"),
+]
+NameOption = Annotated[str, typer.Option(help="what logs and status call it")]
+PoolBlocksOption = Annotated[
+    int | None, typer.Option(min=1, help="blocks of 128 tokens in memory (256)")
+]
+PoolMemoryOption = Annotated[
+    str | None, typer.Option(help="the same as bytes, in its place", metavar="SIZE")
+]
+SequencesOption = Annotated[
+    int, typer.Option(min=1, max=4096, help="sequences that are computed at one time")
+]
+QueueOption = Annotated[
+    int, typer.Option(min=1, max=100_000, help="requests that may wait; more are refused")
+]
+StepBudgetOption = Annotated[
+    float | None, typer.Option(min=0.0, help="seconds that prefill may take of a step (0.2)")
+]
+CostOption = Annotated[
+    Path | None, typer.Option(help="file that engine.fit_cost wrote", metavar="FILE")
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="of the CPU (1 for models below 512 MiB, else one a core)"),
+]
+GraceOption = Annotated[
+    float, typer.Option(min=0.0, max=86_400.0, help="seconds after SIGTERM until the rest moves")
+]
+LogJsonOption = Annotated[
+    bool, typer.Option("--log-json", help="write each log line as a JSON object")
+]
+
+
+@app.command(
+    help="Run an engine worker until SIGTERM, which drains it, or Ctrl-C. Once it serves, one JSON"
+    " line on stdout has its engine, role, listen and pid.",
+    epilog=EXIT_CODES,
+)
+def engine(
+    role: RoleOption,
+    model: ModelOption,
+    listen: ListenOption,
+    agent: AgentOption = None,
+    name: NameOption = "engine",
+    pool_blocks: PoolBlocksOption = None,
+    pool_memory: PoolMemoryOption = None,
+    sequences: SequencesOption = 16,
+    queue: QueueOption = 64,
+    step_budget: StepBudgetOption = None,
+    cost: CostOption = None,
+    threads: ThreadsOption = None,
+    grace: GraceOption = 60.0,
+    is_log_json: LogJsonOption = False,
+) -> None:
+    options = WorkerOptions(
+        role=role,
+        model=model,
+        listen=parse_address(listen, "--listen"),
+        agent=agent,
+        name=name,
+        pool_blocks=pool_blocks,
+        pool_bytes=None
+        if pool_memory is None
+        else parse_memory_bytes("--pool-memory", pool_memory),
+        sequences=sequences,
+        queue=queue,
+        step_budget_s=step_budget,
+        cost=cost,
+        grace_s=grace,
+        is_log_json=is_log_json,
+    )
+    prepare_environment()
+    # Only now: the tensor library reads the environment when it is loaded.
+    from .main import measure_model, run_worker
+
+    cores = len(os.sched_getaffinity(0))
+    set_thread_count(choose_threads(threads, measure_model(model), cores))
+    raise typer.Exit(run_worker(options))
+
+
+def main() -> None:
+    """Run the command line of this process, and end it."""
+    check_package_identity()
+    try:
+        app(prog_name=NAME)
+    except (EngineError, StoreError, OSError) as error:
+        sys.stderr.write(f"{NAME}: {' '.join(str(error).split())}\n")
+        # An OSError is about a file or an address that the user named.
+        sys.exit(error.exit_code if isinstance(error, EngineError | StoreError) else USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""One client's connection to a worker: a request comes, answers go, and its end is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .frames import read_frame
+from .messages import (
+    Answer,
+    MalformedMessage,
+    Refused,
+    Request,
+    Tokens,
+    decode_request,
+    encode_frame,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionBounds:
+    """What one client may cost."""
+
+    request_s: float = 10.0
+    """For its message to come."""
+    unsent_bytes_max: int = 256 << 10
+    """Answers that it has not read when the next one comes; it is a slow reader then."""
+    last_answer_s: float = 10.0
+    """For the last answer to be read."""
+
+
+class Receptionist(Protocol):
+    """Who takes the request of a connection."""
+
+    def take(self, request: Request, connection: Connection) -> None:
+        """Begin the request, or answer it."""
+
+    def abandon(self, connection: Connection) -> None:
+        """The client is gone, or is not to get more."""
+
+
+class Connection:
+    """Belongs to the event loop. `request_id` names its request in this worker."""
+
+    def __init__(
+        self,
+        request_id: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        bounds: ConnectionBounds,
+        large: asyncio.Semaphore,
+    ) -> None:
+        """`large`: how many long messages the worker reads at one time."""
+        self.request_id = request_id
+        self.has_ended = False
+        """No answer is sent any more."""
+        self._reader = reader
+        self._writer = writer
+        self._bounds = bounds
+        self._large = large
+        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, receptionist: Receptionist) -> None:
+        """Until the last answer was sent, or the client is gone."""
+        try:
+            request = await self._read_request()
+            if request is None:
+                return
+            receptionist.take(request, self)
+            await self._wait_for_end()
+            if not self.has_ended:
+                self.has_ended = True
+                receptionist.abandon(self)
+        finally:
+            await self._close()
+
+    def answer(self, answer: Answer, receptionist: Receptionist) -> None:
+        """Send an answer; nothing happens after the last one, or when the client is gone."""
+        if self.has_ended:
+            return
+        unsent_bytes = self._writer.transport.get_write_buffer_size()
+        if unsent_bytes > self._bounds.unsent_bytes_max:
+            log.warning("request=%s: its client does not read its answer", self.request_id)
+            self.has_ended = True
+            receptionist.abandon(self)
+            self._writer.transport.abort()
+            return
+        self._writer.write(encode_frame(answer))
+        if not isinstance(answer, Tokens):
+            self.has_ended = True
+            self._answered.set_result(None)
+
+    async def _wait_for_end(self) -> None:
+        """Until the last answer was given, or the client does anything: it has nothing more to say
+        but that it goes."""
+        said = asyncio.ensure_future(self._reader.read(1))
+        try:
+            ends: list[asyncio.Future[Any]] = [said, self._answered]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            said.cancel()
+            with suppress(OSError, asyncio.CancelledError):
+                await said
+
+    async def _read_request(self) -> Request | None:
+        """The client's message; None if there is none that can be understood."""
+        try:
+            body = await read_frame(
+                self._reader, deadline_s=self._bounds.request_s, large=self._large
+            )
+            return None if body is None else decode_request(body)
+        except MalformedMessage as error:
+            log.warning("malformed message: %s", error)
+            refusal = Refused(reason=f"malformed message: {error}", cause="invalid")
+            self._writer.write(encode_frame(refusal))
+        except (OSError, TimeoutError) as error:
+            log.info("a client said nothing: %s", error or "no message in time")
+        return None
+
+    async def _close(self) -> None:
+        self.has_ended = True
+        self._writer.close()
+        try:
+            async with asyncio.timeout(self._bounds.last_answer_s):
+                await self._writer.wait_closed()
+        except (OSError, TimeoutError):
+            self._writer.transport.abort()

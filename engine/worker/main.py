@@ -1,0 +1,202 @@
+"""An engine worker: puts it together and runs it until it is told to stop.
+
+The only place of the worker that picks the real clock, threads and sockets. When it serves, one
+JSON line goes to stdout, and nothing else ever does; events go to stderr.
+
+    SIGTERM                  no new requests; those that run may end within the grace period; the
+                             rest moves to other workers, by way of its clients; exit 0
+    SIGINT, second SIGTERM   the process ends; clients run their requests again elsewhere
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvstore.event_log import set_up_logging
+from kvstore.socket_file import SocketFile
+
+from .address import WorkerAddress
+from .assembly import WorkerEngine, open_engine
+from .engine_thread import EngineThread
+from .options import Role, WorkerOptions
+from .outbox import LoopOutbox
+from .server import WorkerServer
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_DEADLINE_S = 15.0
+"""From the end of the grace period until all tickets are out; what is left then is lost to its
+client, which runs it again."""
+LAST_ANSWERS_S = 5.0
+STOP_DEADLINE_S = 5.0
+LISTEN_BACKLOG = 1024
+
+
+class _Stop:
+    """Signals, as the loop sees them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.drain = asyncio.Event()
+        self.at_once = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, self._note_term)
+        loop.add_signal_handler(signal.SIGINT, self._note_interrupt)
+
+    def _note_term(self) -> None:
+        if self.drain.is_set():
+            self.at_once.set()
+        self.drain.set()
+
+    def _note_interrupt(self) -> None:
+        self.drain.set()
+        self.at_once.set()
+
+
+def measure_model(path: Path) -> int:
+    """Bytes of the model's files, 0 if there is none."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return path.stat().st_size if path.exists() else 0
+
+
+def run_worker(options: WorkerOptions) -> int:
+    """Runs a worker; returns the exit code of the process.
+
+    Raises EngineError, StoreError, OSError if it cannot start. A fault of the engine is raised as
+    it is, with the traceback: a worker whose books may be wrong must not go on.
+    """
+    set_up_logging(time.monotonic, is_json=options.is_log_json)
+    with ExitStack() as stack:
+        # Before the model is loaded, which takes a while: a socket that is taken is said at once.
+        listening = stack.enter_context(_listen(options.listen))
+        engine = stack.enter_context(open_engine(options, clock=time.monotonic))
+        with asyncio.Runner() as runner:
+            runner.run(_serve(options, engine, listening))
+    log.info("stopped engine=%s", options.name)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listening:
+    listener: socket.socket
+    note_serving: Callable[[], None]
+    """To be called once it serves."""
+
+
+@contextmanager
+def _listen(address: WorkerAddress) -> Iterator[_Listening]:
+    """A listening socket; a Unix socket is of this user only, and locked."""
+    if address.path is not None:
+        with SocketFile(address.path, os.getpid(), option="--listen", noun="engine") as file:
+            yield _Listening(file.listener, file.keep_lock)
+        return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    place = (address.host, address.port)
+    with socket.create_server(place, family=family, backlog=LISTEN_BACKLOG) as listener:
+        listener.setblocking(False)
+        yield _Listening(listener, lambda: None)
+
+
+async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Listening) -> None:
+    loop = asyncio.get_running_loop()
+    stop = _Stop(loop)
+    fault: asyncio.Future[None] = loop.create_future()
+    loop.set_exception_handler(partial(_end_by_fault, fault))
+    thread = EngineThread(
+        engine.engine,
+        engine.hand_overs,
+        ends_after_prefill=options.role is Role.PREFILL,
+        on_end=lambda error: _note_end(loop, fault, error),
+    )
+    server = WorkerServer(thread, describe=partial(_describe, options, thread))
+    thread.start(LoopOutbox(loop, server.deliver).post)
+    try:
+        await server.listen(listening.listener)
+        listening.note_serving()
+        _announce(options, listening.listener)
+        await _first_of(stop.drain.wait(), fault)
+        await _first_of(_drain(options, server, thread), stop.at_once.wait(), fault)
+    finally:
+        server.close()
+        if not thread.stop(STOP_DEADLINE_S):
+            log.error("the engine hangs in a step")
+
+
+async def _drain(options: WorkerOptions, server: WorkerServer, thread: EngineThread) -> None:
+    """Take nothing more, let requests end, then send away what still runs."""
+    server.is_draining = True
+    log.info("draining engine=%s requests=%d", options.name, server.requests)
+    if not await server.wait_until_idle(options.grace_s):
+        log.info("moving engine=%s requests=%d", options.name, server.requests)
+        thread.hand_over_all()
+        await server.wait_until_idle(HAND_OVER_DEADLINE_S)
+    await server.wait_until_read(LAST_ANSWERS_S)
+
+
+async def _first_of(*waits: Awaitable[object]) -> None:
+    """Until one of them ends; raises its error. The others are given up, but for futures."""
+    tasks = [asyncio.ensure_future(one) for one in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            if isinstance(task, asyncio.Task):
+                task.cancel()
+    for task in done:
+        task.result()
+
+
+def _note_end(
+    loop: asyncio.AbstractEventLoop, fault: asyncio.Future[None], error: BaseException | None
+) -> None:
+    """The engine's thread ends, in that thread."""
+    if error is not None and not loop.is_closed():
+        loop.call_soon_threadsafe(_fail, fault, error)
+
+
+def _fail(fault: asyncio.Future[None], error: BaseException) -> None:
+    if not fault.done():
+        fault.set_exception(error)
+
+
+def _end_by_fault(
+    fault: asyncio.Future[None], loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Something that nobody waited for has failed: a fault of ours, unless a connection did."""
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    if error is not None and not isinstance(error, OSError):
+        _fail(fault, error)
+
+
+def _describe(options: WorkerOptions, thread: EngineThread) -> dict[str, Any]:
+    """The worker's part of the status document."""
+    own = {"engine": options.name, "role": options.role.value, "pid": os.getpid()}
+    return own | thread.describe()
+
+
+def _announce(options: WorkerOptions, listener: socket.socket) -> None:
+    """The ready line. Whoever started the worker may have gone away: it serves all the same."""
+    listen = str(options.listen)
+    if options.listen.path is None:
+        listen = str(WorkerAddress(host=options.listen.host, port=listener.getsockname()[1]))
+    role = options.role.value
+    log.info("serving engine=%s role=%s listen=%s", options.name, role, listen)
+    line = {"engine": options.name, "role": role, "listen": listen, "pid": os.getpid()}
+    try:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        log.warning("nobody reads the ready line: %s", error.strerror or error)

@@ -1,0 +1,142 @@
+"""The engine workers of a local cluster: `cachalot engine` processes on this machine.
+
+They are no part of the map: nodes and agents know nothing of them. What an engine holds is soft, so
+one that was killed is started again and finds in the store what others saved. The engine's package
+is not imported here; its process is all that is known of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import InvalidArgument
+from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
+from .engine_plan import LocalEngine, choose_engines, name_engines
+from .local_folder import LocalEngineOptions, LocalFolder
+from .local_processes import LocalProcesses
+from .node_process import ENGINE, StopDeadlines
+from .node_start import StartingNode, spawn_recorded
+from .node_stop import StoppedNode, stop_nodes
+from .output import write_remark
+from .quantities import count_of
+
+ENGINE_START_DEADLINE_S = 180.0
+"""A model is read and checked."""
+STOP_DEADLINES = StopDeadlines(term_s=20.0)
+GRACE_S = 5.0
+"""A drain of one machine's engines leads nowhere else: what runs may end, and no more."""
+
+
+class LocalEngines(LocalProcesses):
+    """Starts, finds and ends the engines of one local cluster. Belongs to one thread."""
+
+    def __init__(self, folder: LocalFolder) -> None:
+        super().__init__(folder.of(ENGINE), STOP_DEADLINES)
+
+    @property
+    def wanted(self) -> list[LocalEngine]:
+        """Those that the folder is to have, alive or not."""
+        return name_engines(self._folder.read_engine_options())
+
+    @property
+    def model(self) -> str:
+        """Of all of them; empty if there are none."""
+        return self._folder.read_engine_options().model
+
+    def socket(self, name: str) -> Path:
+        """Where clients reach an engine."""
+        return self._folder.socket_path(name)
+
+    def plan(self, counts: LocalEngineOptions | None, model: Path | None) -> LocalEngineOptions:
+        """The engines that the folder is to have, after what was asked for now and before. Raises
+        InvalidArgument for what cannot be started."""
+        known = self._folder.read_engine_options()
+        running = [one.name for one in name_engines(known) if self.pid(one.name) is not None]
+        path = None if model is None else os.path.abspath(model)
+        wanted = choose_engines(known, counts, path, running=running)
+        check_engines(self._folder, wanted)
+        return wanted
+
+    def bring_up(
+        self,
+        counts: LocalEngineOptions | None,
+        model: Path | None,
+        *,
+        agents: Sequence[Path],
+        deadline_s: float = ENGINE_START_DEADLINE_S,
+    ) -> list[str]:
+        """Start the engines of the plan that are down; their names.
+
+        `agents`: sockets, which the engines share out among them. Raises InvalidArgument,
+        NodeStartFailed: the ones started by this call are stopped again then.
+        """
+        with self._folder.locked():
+            wanted = self.plan(counts, model)
+            engines = name_engines(wanted)
+            missing = [one for one in engines if self.pid(one.name) is None]
+            if not missing:
+                return []
+            self._folder.nodes_path.mkdir(exist_ok=True)
+            self._folder.write_engine_options(wanted)
+            write_remark(f"starting {count_of(len(missing), 'engine')}, of {wanted.model}")
+            numbers = {one.name: number for number, one in enumerate(engines)}
+
+            def spawn(name: str) -> StartingNode:
+                agent = agents[numbers[name] % len(agents)]
+                return self._spawn(engines[numbers[name]], wanted.model, agent)
+
+            self._start_all([one.name for one in missing], spawn, (), deadline_s)
+            return [one.name for one in missing]
+
+    def stop(
+        self, names: Sequence[str], deadlines: StopDeadlines | None = None
+    ) -> list[StoppedNode]:
+        """End engines cleanly. May be called again. Raises NodeError."""
+        stopped = stop_engines(self._folder, names, deadlines or self._stop_deadlines)
+        self._reap()
+        return stopped
+
+    def _spawn(self, engine: LocalEngine, model: str, agent: Path) -> StartingNode:
+        command = engine_command(self._folder, engine, model, agent)
+        address = str(self._folder.socket_path(engine.name))
+        return spawn_recorded(self._folder, engine.name, address, command)
+
+
+def stop_engines(
+    folder: LocalFolder, names: Sequence[str], deadlines: StopDeadlines
+) -> list[StoppedNode]:
+    """As `stop_nodes`, of a folder of engines; also removes the sockets that killed ones left."""
+    stopped = stop_nodes(folder, names, deadlines)
+    for one in stopped:
+        remove_stale_socket(folder.socket_path(one.node))
+    return stopped
+
+
+def engine_command(folder: LocalFolder, engine: LocalEngine, model: str, agent: Path) -> list[str]:
+    """The command line of an engine; `node_process` recognises it by name and socket."""
+    command = [sys.executable, "-m", ENGINE.module, "--name", engine.name, "--role", engine.role]
+    command += ["--listen", str(folder.socket_path(engine.name))]
+    command += ["--model", model, "--agent", str(agent), "--grace", str(GRACE_S)]
+    return command
+
+
+def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
+    """Raises InvalidArgument for what every engine would refuse, before any is started."""
+    if not os.path.exists(options.model):
+        expected = "a GGUF file, or a folder with config.json"
+        raise InvalidArgument(
+            "--model", given=f"{options.model}, which is not there", expected=expected
+        )
+    for engine in name_engines(options):
+        length = len(os.fsencode(folder.socket_path(engine.name)))
+        if length > SOCKET_PATH_BYTES_MAX:
+            raise InvalidArgument(
+                "folder",
+                given=f"{folder.path}, where the socket of engine {engine.name} would have a path"
+                f" of {length} bytes",
+                expected=f"a folder with a path that is {length - SOCKET_PATH_BYTES_MAX} bytes"
+                f" shorter: a Unix socket's may have {SOCKET_PATH_BYTES_MAX}",
+            )

@@ -1,0 +1,259 @@
+"""A source and a sink in memory that go on when a test says so: with real bytes, without threads.
+
+Both keep to their protocols. What is saved is what can be loaded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from engine.model_runner import ModelRunner
+from engine.prefix_source import LoadFellShort, LoadOutcome, PrefixFound
+from engine.save_receipt import SaveReceipt
+from kvstore.layout import BLOCK_TOKENS, BlockLayout
+from kvstore.policy import MISS, HitPlan, plan_dense_hit, plan_hit
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is stored, by key."""
+
+    blocks: dict[bytes, bytes] = field(default_factory=dict)
+    windows: dict[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SaveJob:
+    keys: list[bytes]
+    block_ids: list[int]
+    receipt: SaveReceipt
+
+
+class DrivenSink:
+    """Saves at once; or, while `is_held`, when `save_next` is called."""
+
+    def __init__(self, runner: ModelRunner, kept: Kept) -> None:
+        self.is_held = False
+        self.jobs: deque[SaveJob] = deque()
+        self.ttl_classes: list[str] = []
+        self.windows_saved = 0
+        self._pool = runner.pool
+        self._kept = kept
+        self._is_dense = runner.window_layout is None
+
+    @property
+    def references(self) -> list[int]:
+        """Blocks that references are held to."""
+        return [block_id for job in self.jobs for block_id in job.block_ids]
+
+    def save_blocks(
+        self,
+        keys: Sequence[bytes],
+        block_ids: Sequence[int],
+        *,
+        ttl_class: str,
+        receipt: SaveReceipt,
+    ) -> None:
+        assert 0 < len(block_ids) <= len(keys)
+        receipt.expect(len(block_ids))
+        self._pool.retain(block_ids)
+        self.ttl_classes.append(ttl_class)
+        self.jobs.append(SaveJob(list(keys[-len(block_ids) :]), list(block_ids), receipt))
+        if not self.is_held:
+            self.save_next()
+
+    def save_next(self) -> None:
+        """The oldest save that waits is done."""
+        job = self.jobs.popleft()
+        for key, block_id in zip(job.keys, job.block_ids, strict=True):
+            data = bytes(self._pool.buffer(block_id))
+            first = self._kept.blocks.setdefault(key, data)
+            # Equal keys are equal bits, but for what a bounded replay leads to.
+            assert not self._is_dense or first == data
+        self._pool.release(job.block_ids)
+        job.receipt.settle(stored=len(job.block_ids))
+
+    def save_window(self, key: bytes, record: memoryview) -> None:
+        self.windows_saved += 1
+        self._kept.windows[key] = bytes(record)
+
+    def make_room(self, blocks: int, deadline_s: float) -> None:
+        while self.jobs and self._pool.free_blocks < blocks:
+            job = self.jobs.popleft()
+            self._pool.release(job.block_ids)
+            job.receipt.settle(dropped=len(job.block_ids))
+
+    def flush(self, deadline_s: float) -> bool:
+        while self.jobs:
+            self.save_next()
+        return True
+
+    def close(self, deadline_s: float) -> bool:
+        return self.flush(deadline_s)
+
+
+class DrivenSource:
+    """Answers and brings at once; or, while `is_held`, as each load is told to."""
+
+    def __init__(self, runner: ModelRunner, kept: Kept) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.is_held = False
+        self.loads: list[DrivenLoad] = []
+        self.runner = runner
+        self.kept = kept
+        self.is_closed = False
+
+    @property
+    def references(self) -> list[int]:
+        return [block_id for load in self.loads for block_id in load.references]
+
+    def look_up(self, prompt_ids: Sequence[int], keys: Sequence[bytes]) -> DrivenLoad:
+        assert len(keys) == len(prompt_ids) // BLOCK_TOKENS
+        load = DrivenLoad(self, len(prompt_ids), list(keys))
+        self.loads.append(load)
+        if not self.is_held:
+            load.answer()
+        return load
+
+    def close(self, deadline_s: float) -> bool:
+        self.is_closed = True
+        for load in self.loads:
+            load.give_up()
+        return True
+
+
+class DrivenLoad:
+    """`answer` settles the match, `bring` copies sections, `end` says that no more comes."""
+
+    def __init__(self, source: DrivenSource, prompt_tokens: int, keys: list[bytes]) -> None:
+        self._source = source
+        self._prompt_tokens = prompt_tokens
+        self._keys = keys
+        self._pool = source.runner.pool
+        self._layout = source.runner.namespace.layout
+        self._found: PrefixFound | None = None
+        self._outcome: LoadOutcome | None = None
+        self._window: memoryview | None = None
+        self._plan = MISS
+        self._first = 0
+        self._sections_done = 0
+        self.references: list[int] = []
+        self.comes_while_waited_for = False
+        """Sections come when a pass waits for them."""
+
+    # For the engine -------------------------------------------------------------------------------
+
+    @property
+    def found(self) -> PrefixFound | None:
+        return self._found
+
+    @property
+    def outcome(self) -> LoadOutcome | None:
+        return self._outcome
+
+    @property
+    def window(self) -> memoryview | None:
+        return self._window
+
+    @property
+    def is_startable(self) -> bool:
+        has_window = self._plan.window_anchor is None or self._window is not None
+        return self.is_begun and self._sections_done > 0 and has_window
+
+    def begin(self, plan: HitPlan, block_ids: Sequence[int], first_block: int) -> None:
+        assert not self.is_begun
+        assert first_block <= plan.stored_blocks <= len(self._keys)
+        self._plan, self._first = plan, first_block
+        self.references = list(block_ids[first_block : plan.stored_blocks])
+        self._pool.retain(self.references)
+        if not self._source.is_held:
+            self.bring()
+            self.end()
+
+    def wait_for_section(self, section: int) -> None:
+        if self._sections_done <= section and self.comes_while_waited_for:
+            self.bring(section + 1)
+        if self._sections_done <= section:
+            raise LoadFellShort
+
+    def give_up(self) -> None:
+        if self._outcome is None:
+            self.end(blocks=0)
+
+    # For the test ---------------------------------------------------------------------------------
+
+    @property
+    def is_begun(self) -> bool:
+        return self._plan != MISS
+
+    def answer(self, *, is_lost: bool = False) -> None:
+        """What is stored; nothing, if the store `is_lost`."""
+        matched = 0
+        while not is_lost and matched < len(self._keys):
+            if self._keys[matched] not in self._source.kept.blocks:
+                break
+            matched += 1
+        self._found = PrefixFound(
+            matched_blocks=matched, plan=self._plan_for(matched), match_s=0.25
+        )
+        self._source.on_change()
+
+    def bring_window(self) -> None:
+        anchor = self._plan.window_anchor
+        if anchor is not None:
+            record = self._source.kept.windows[self._keys[anchor // BLOCK_TOKENS - 1]]
+            self._window = memoryview(bytearray(record))
+
+    def bring(self, sections: int | None = None) -> None:
+        """Copy the first `sections` sections of all blocks, all of them by default."""
+        self.bring_window()
+        count = len(self._layout.sections) if sections is None else sections
+        ranges = _section_ranges(self._layout)[self._sections_done : count]
+        for number, block_id in enumerate(self.references):
+            data = self._source.kept.blocks[self._keys[self._first + number]]
+            for section in ranges:
+                self._pool.buffer(block_id)[section] = data[section]
+        self._sections_done = max(self._sections_done, count)
+        self._source.on_change()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._sections_done == len(self._layout.sections)
+
+    def end_short(self, blocks: int) -> None:
+        """Nothing more comes, and no more than the first `blocks` of those asked for are whole."""
+        for number in range(blocks):
+            data = self._source.kept.blocks[self._keys[self._first + number]]
+            self._pool.buffer(self.references[number])[:] = data
+        self.end(blocks)
+
+    def end(self, blocks: int | None = None, *, with_window: bool = True) -> None:
+        """Nothing more comes; `blocks` of those asked for are whole, all that came by default."""
+        if blocks is None:
+            blocks = len(self.references) if self.is_whole else 0
+        self._pool.release(self.references)
+        self.references = []
+        if not with_window:
+            self._window = None
+        self._outcome = LoadOutcome(
+            blocks=self._first + blocks, window=self._window, fetch_s=0.5, swap_in_s=0.125
+        )
+        self._source.on_change()
+
+    def _plan_for(self, matched: int) -> HitPlan:
+        if self._source.runner.window_layout is None:
+            return plan_dense_hit(self._prompt_tokens, matched)
+        anchors = {
+            (index + 1) * BLOCK_TOKENS
+            for index, key in enumerate(self._keys)
+            if key in self._source.kept.windows
+        }
+        return plan_hit(self._prompt_tokens, matched, anchors)
+
+
+def _section_ranges(layout: BlockLayout) -> list[slice]:
+    ends = list(accumulate(section.bytes for section in layout.sections))
+    return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]

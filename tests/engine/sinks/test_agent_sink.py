@@ -1,0 +1,150 @@
+"""What a sink over an agent does beyond the contract, and what it does when the agent fails."""
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from engine.save_receipt import SaveReceipt, SaveSummary
+from engine.sinks.agent_sink import AgentSink
+from engine.sinks.threaded_sink import SinkLimits
+from engine.store_faults import StoreFaults
+from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import BlockingAgentClient
+from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
+from tests.engine.waiting import DEADLINE_S, wait_until
+from tests.kvstore.agent.agent_process import AgentProcess
+from tests.kvstore.faults.lost_nodes import stopped
+
+BLOCKS = 12
+
+
+class Saving:
+    """A prompt with window state, a pool, and a sink over an agent."""
+
+    def __init__(self, client: BlockingAgentClient, limits: SinkLimits) -> None:
+        self.client = client
+        self.prompt = StoredPrompt(BLOCKS)
+        self.pool = self.prompt.pool(BLOCKS)
+        self.faults = StoreFaults()
+        self.sink = AgentSink(
+            client,
+            namespace=self.prompt.namespace,
+            pool=self.pool,
+            window_layout=WINDOW,
+            faults=self.faults,
+            limits=limits,
+            clock=time.monotonic,
+        )
+
+    def save(self) -> SaveReceipt:
+        block_ids = self.pool.allocate(BLOCKS)
+        for block_id, data in zip(block_ids, self.prompt.blocks, strict=True):
+            self.pool.buffer(block_id)[:] = data
+        receipt = SaveReceipt()
+        self.sink.save_blocks(self.prompt.keys, block_ids, ttl_class="chat", receipt=receipt)
+        self.pool.release(block_ids)
+        return receipt
+
+    def save_window(self) -> None:
+        self.sink.save_window(self.prompt.keys[-1], memoryview(self.prompt.window))
+
+    def fetch_window(self) -> bytes | None:
+        record = bytearray(WINDOW.block_bytes)
+        found = self.client.fetch_window(self.prompt.namespace, self.prompt.keys[-1], record)
+        return bytes(record) if found.is_found else None
+
+
+def test_sink_puts_window_state_where_a_source_finds_it(client: BlockingAgentClient) -> None:
+    saving = Saving(client, SinkLimits())
+    saving.save_window()
+    assert saving.sink.flush(DEADLINE_S)
+    assert saving.fetch_window() == saving.prompt.window
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.sink.dropped_windows == 0
+
+
+def test_sink_with_fewer_runs_than_it_needs_waits_for_those_under_way(
+    client: BlockingAgentClient, shared_agent: AgentProcess
+) -> None:
+    saving = Saving(client, SinkLimits(lease_blocks_max=1, runs_max=1))
+    receipt = saving.save()
+    assert saving.sink.close(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(stored=BLOCKS)
+    wait_until(lambda: shared_agent.status()["arena"]["runs"] == 0)
+
+
+@pytest.fixture
+def full_arena(client: BlockingAgentClient) -> Iterator[None]:
+    """Not a page is left."""
+    namespace, hogs = StoredPrompt(0).namespace, []
+    assert client.arena is not None
+    most = len(client.arena) // LAYOUT.block_bytes
+    while hog := client.lease_run(namespace, most, deadline_s=0.05):
+        hogs.append(hog)
+    yield
+    for hog in hogs:
+        hog.release()
+
+
+@pytest.mark.usefixtures("full_arena")
+def test_blocks_and_window_state_that_find_no_room_in_the_arena_are_given_up(
+    client: BlockingAgentClient,
+) -> None:
+    saving = Saving(client, SinkLimits(lease_deadline_s=0.05))
+    receipt = saving.save()
+    saving.save_window()
+    assert saving.sink.close(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(failed=BLOCKS)
+    assert saving.sink.dropped_windows == 1
+    assert saving.pool.free_blocks == BLOCKS
+    assert saving.faults.count == 0
+
+
+def test_sink_counts_an_agent_that_is_gone_and_saves_again_when_it_is_back(
+    agent: AgentProcess, own_client: BlockingAgentClient
+) -> None:
+    saving = Saving(own_client, SinkLimits())
+    agent.kill()
+    receipt = saving.save()
+    saving.save_window()
+    assert saving.sink.flush(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(failed=BLOCKS)
+    assert saving.pool.free_blocks == BLOCKS
+    assert (saving.faults.count, saving.sink.dropped_windows) == (2, 1)
+    agent.start()
+    wait_until(lambda: own_client.is_connected)
+    receipt = saving.save()
+    saving.save_window()
+    assert saving.sink.close(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(stored=BLOCKS)
+    assert saving.fetch_window() == saving.prompt.window
+
+
+def test_runs_under_way_when_the_agent_dies_are_failed_and_their_blocks_long_free(
+    frail_cluster: LocalCluster, agent: AgentProcess, own_client: BlockingAgentClient
+) -> None:
+    saving = Saving(own_client, SinkLimits(save_deadline_s=600.0))
+    with stopped(frail_cluster, frail_cluster.node_names):
+        receipt = saving.save()
+        saving.sink.make_room(BLOCKS, DEADLINE_S)
+        assert saving.pool.free_blocks == BLOCKS
+        assert receipt.summary() == SaveSummary(pending=BLOCKS)
+        agent.kill()
+        assert saving.sink.close(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(failed=BLOCKS)
+    assert saving.faults.count == 1
+
+
+def test_sink_closes_within_its_deadline_when_the_agent_stands_still(
+    agent: AgentProcess, own_client: BlockingAgentClient
+) -> None:
+    saving = Saving(own_client, SinkLimits(lease_deadline_s=600.0))
+    agent.process.send_signal(signal.SIGSTOP)
+    saving.save()
+    assert not saving.sink.close(0.05)
+    agent.kill()
+    wait_until(lambda: saving.pool.free_blocks == BLOCKS)
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.faults.count > 0

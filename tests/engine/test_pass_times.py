@@ -1,0 +1,146 @@
+"""Passes are measured as an engine runs them: borders are kept, and the time bound is."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.load import load_runner
+from engine.model_runner import ModelRunner
+from engine.pass_times import (
+    ANSWER_TOKENS,
+    Walk,
+    choose_prompt_tokens_max,
+    measure_passes,
+    plan_ends,
+    plan_walks,
+)
+from engine.scheduler.cost import read_cost
+from engine.scheduler.fit import fit_cost
+
+BLOCK = 128
+
+
+@pytest.fixture
+def runner(tiny_path: Path) -> ModelRunner:
+    return load_runner(tiny_path, pool_blocks=9, state_slots=1, compute="float32").runner
+
+
+@given(st.integers(1, 10_000))
+def test_walks_cover_short_and_long_prompts_in_every_chunk_that_fits(tokens_max: int) -> None:
+    walks = plan_walks(tokens_max)
+    assert len(walks) == len(set(walks)) <= 12
+    assert max(walk.prompt_tokens for walk in walks) == tokens_max
+    assert {walk.prompt_tokens for walk in walks if walk.chunk_tokens == BLOCK} == {
+        walk.prompt_tokens for walk in walks
+    }
+    assert [walk.prompt_tokens for walk in walks] == sorted(walk.prompt_tokens for walk in walks)
+
+
+@given(
+    st.integers(1, 5000),
+    st.sampled_from([BLOCK, 4 * BLOCK]),
+    st.lists(st.integers(0, 40).map(lambda block: block * BLOCK), max_size=2),
+)
+def test_passes_end_at_borders_and_cover_the_prompt_once(
+    tokens: int, chunk: int, borders: list[int]
+) -> None:
+    ends = plan_ends(Walk(tokens, chunk), borders)
+    assert ends[-1] == tokens
+    assert all(first < end <= first + chunk for first, end in pairwise([0, *ends]))
+    assert all(end % BLOCK == 0 for end in ends[:-1])
+    assert {border for border in borders if 0 < border < tokens} <= set(ends)
+
+
+def test_prompt_of_a_walk_fits_into_pool_and_context(runner: ModelRunner) -> None:
+    assert choose_prompt_tokens_max(runner) == 1024 - ANSWER_TOKENS
+
+
+class Clock:
+    """A second for each look, so that each pass takes one."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_every_pass_is_a_sample_until_the_time_is_over(runner: ModelRunner) -> None:
+    told: list[int] = []
+    samples = measure_passes(
+        runner, time_s=40.0, clock=Clock(), on_pass=lambda count, took_s: told.append(count)
+    )
+    assert told == list(range(1, len(samples) + 1))
+    first = [(sample.tokens, sample.cached_tokens) for sample in samples[:5]]
+    assert first == [(128, 0), (128, 128), (1, 256), (1, 257), (1, 258)]
+    assert all(sample.took_s == 1.0 for sample in samples)
+    assert 5 < len(samples) < 30
+    assert runner.pool.free_blocks == runner.pool.capacity_blocks
+    assert fit_cost(samples).residual_max < 1e-9
+
+
+def test_time_that_is_too_short_still_gives_enough_to_fit(runner: ModelRunner) -> None:
+    samples = measure_passes(runner, time_s=0.0, clock=Clock(), on_pass=lambda count, took_s: None)
+    assert len(samples) >= 5
+    assert runner.pool.free_blocks == runner.pool.capacity_blocks
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "engine.fit_cost", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.slow
+def test_command_writes_a_file_that_engines_read_and_shows_how_far_off_it_is(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "cost.json"
+    done = run("--model", tiny_path, "--threads", "1", "--time", "1", "--out", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    cost = read_cost(out)
+    assert cost.cost_s(128, 0) > 0
+    written = json.loads(out.read_text())
+    assert (written["model"], written["threads"]) == (tiny_path.name, 1)
+    assert 0 <= written["residuals"]["median"] <= written["residuals"]["max"]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{written['passes']} passes of {tiny_path.name} in ")
+    assert f"  a1 = {cost.a1_s * 1e6:.4g} us" in lines
+    assert lines[-1] == f"written to {out}"
+
+
+@pytest.mark.slow
+def test_command_shows_its_progress_to_a_person_and_prints_json_for_a_program(
+    tiny_path: Path,
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "engine.fit_cost", "--model", str(tiny_path)]
+    command += ["--threads", "1", "--time", "1", "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=100)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as terminal:
+        shown = os.read(terminal.fileno(), 100_000).decode()
+    found = json.loads(done.stdout)
+    assert (found["format"], found["version"]) == ("cachalot prefill cost", 1)
+    assert "\r1 passes measured, 0 of about 1 s " in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "no-such-model"], "there is no such file"),
+        (["--time", "0"], "'--time': Input should be greater than or equal to 1"),
+    ],
+)
+def test_mistakes_of_a_user_end_with_2(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr

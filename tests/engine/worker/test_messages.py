@@ -1,0 +1,170 @@
+"""Messages of a worker's socket: golden bytes, bounds, and garbage."""
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.worker.frames import read_frame
+from engine.worker.messages import (
+    MESSAGE_BYTES_MAX,
+    PROTOCOL_VERSION,
+    AskStatus,
+    Failed,
+    Finished,
+    HandedOver,
+    MalformedMessage,
+    Refused,
+    Resume,
+    Status,
+    Submit,
+    Tokens,
+    decode_answer,
+    decode_length,
+    decode_request,
+    encode_frame,
+    pack_tokens,
+    unpack_tokens,
+)
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
+
+
+def body_of(frame: bytes) -> bytes:
+    assert decode_length(frame[:4]) == len(frame) - 4
+    return frame[4:]
+
+
+def test_frames_have_the_bytes_of_the_format() -> None:
+    assert encode_frame(Tokens(position=3, token_ids=(7, 300), replay_first=128)).hex() == (
+        "35000000"  # 53 bytes
+        "84a474797065a6546f6b656e73"  # map of 4: "type": "Tokens"
+        "a8706f736974696f6e03"
+        "a9746f6b656e5f6964739207cd012c"
+        "ac7265706c61795f6669727374cc80"
+    )
+    assert encode_frame(AskStatus()).hex() == (
+        "1900000082a474797065a941736b537461747573a776657273696f6e01"
+    )
+    assert pack_tokens([1, 2**31 - 1]).hex() == "01000000ffffff7f"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Submit(prompt_ids=pack_tokens([1, 2]), max_tokens=3),
+        Submit(
+            prompt_ids=pack_tokens([1]),
+            max_tokens=1 << 20,
+            temperature=0.5,
+            top_k=3,
+            top_p=0.25,
+            seed=2**64 - 1,
+            stop_ids=(1, 2**31 - 1),
+            answered_ids=pack_tokens([9]),
+            replay_first=128,
+        ),
+        Resume(ticket=b"x"),
+        AskStatus(),
+    ],
+)
+def test_request_comes_back_as_it_went(request_: Submit | Resume | AskStatus) -> None:
+    assert decode_request(body_of(encode_frame(request_))) == request_
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Tokens(position=0, token_ids=(1, 2)),
+        Finished(reason="stop", report={"ttft_s": 0.5}),
+        HandedOver(ticket=None),
+        HandedOver(ticket=b"t"),
+        Refused(reason="no", cause="busy"),
+        Failed(reason="gone"),
+        Status(document={"a": 1}),
+    ],
+)
+def test_answer_comes_back_as_it_went(answer: Tokens | Finished | HandedOver) -> None:
+    assert decode_answer(body_of(encode_frame(answer))) == answer
+
+
+@given(token_ids)
+def test_packed_tokens_come_back(ids: list[int]) -> None:
+    assert list(unpack_tokens(pack_tokens(ids))) == ids
+
+
+@pytest.mark.parametrize("packed", [b"abc", b"\xff\xff\xff\xff", b"\0\0\0\0\0\0\0\x80"])
+def test_packed_tokens_that_are_none_are_refused(packed: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="token id"):
+        unpack_tokens(packed)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_malformed_and_nothing_else(body: bytes) -> None:
+    for decode in (decode_request, decode_answer):
+        try:
+            decode(body)
+        except MalformedMessage:
+            continue
+        assert body[:1] >= b"\x80", "only a map with the name of a message is one"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": PROTOCOL_VERSION + 1},
+        {"max_tokens": 0},
+        {"max_tokens": (1 << 20) + 1},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"seed": -1},
+        {"stop_ids": list(range(65))},
+        {"stop_ids": [-1]},
+        {"ttl_class": "Chat!"},
+        {"prompt_ids": "text"},
+        {"unknown": 1},
+        {"type": "Nothing"},
+    ],
+)
+def test_request_out_of_its_bounds_is_malformed(change: dict[str, object]) -> None:
+    right = {"type": "Submit", "prompt_ids": pack_tokens([1]), "max_tokens": 1}
+    decode_request(msgspec.msgpack.encode(right))
+    with pytest.raises(MalformedMessage):
+        decode_request(msgspec.msgpack.encode(right | change))
+
+
+def test_deep_nesting_is_malformed() -> None:
+    with pytest.raises(MalformedMessage):
+        decode_answer(b"\x82\xa4type\xa6Status\xa8document" + b"\x81\xa1a" * 100_000)
+
+
+@pytest.mark.parametrize("length", [0, MESSAGE_BYTES_MAX + 1, 2**32 - 1])
+def test_length_beyond_the_bound_is_malformed(length: int) -> None:
+    with pytest.raises(MalformedMessage, match=f"a message of {length} bytes"):
+        decode_length(length.to_bytes(4, "little"))
+
+
+async def test_stream_that_ends_inside_a_message_is_malformed() -> None:
+    frame = encode_frame(AskStatus())
+    for end in range(1, len(frame)):
+        reader = asyncio.StreamReader()
+        reader.feed_data(frame[:end])
+        reader.feed_eof()
+        with pytest.raises(MalformedMessage, match="ends inside"):
+            await read_frame(reader, deadline_s=60)
+
+
+async def test_stream_that_ends_between_messages_has_ended() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(encode_frame(AskStatus()))
+    reader.feed_eof()
+    assert await read_frame(reader, deadline_s=60) == encode_frame(AskStatus())[4:]
+    assert await read_frame(reader, deadline_s=60) is None
+
+
+async def test_message_that_does_not_come_is_waited_for_until_the_deadline() -> None:
+    with pytest.raises(TimeoutError):
+        await read_frame(asyncio.StreamReader(), deadline_s=0.01)

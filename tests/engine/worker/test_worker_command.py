@@ -1,0 +1,103 @@
+"""`cachalot engine`: its command line, what is wrong with it, and who serves a socket."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.worker import __main__ as command
+from engine.worker.options import SMALL_MODEL_BYTES, choose_threads, parse_memory_bytes
+from kvstore.socket_file import SocketFile
+from tests.kvstore.admin.command_line import cachalot, one_line
+from tests.kvstore.agent.agent_process import ROOT, short_folder
+
+
+def run_here(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
+    """Exit code, and the only line on stderr, of a command line that loads no model."""
+    monkeypatch.setattr(sys, "argv", ["engine.worker", *words])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    return caught.value.code, line
+
+
+RIGHT = {"--role": "both", "--model": "none", "--listen": "127.0.0.1:0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"--role": "prefill"}, "--agent: given none, expected one, for the role prefill"),
+        ({"--listen": "nowhere"}, "--listen: given 'nowhere', expected a path with a / in it"),
+        ({"--name": "a b"}, "--name: given 'a b', expected 1 to 32 letters"),
+        ({"--pool-memory": "4GB"}, "--pool-memory: given '4GB', expected a size such as"),
+        ({"--pool-memory": "1KiB"}, "--pool-memory: given 1024 bytes, expected 1MiB or more"),
+        (
+            {"--pool-memory": "1GiB", "--pool-blocks": "4"},
+            "--pool-memory: given --pool-blocks too, expected one of them",
+        ),
+    ],
+)
+def test_wrong_option_is_named_in_one_line(
+    change: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for pair in (RIGHT | change).items() for word in pair]
+    code, line = run_here(words, monkeypatch, capsys)
+    assert code == 2
+    assert line.startswith(f"cachalot engine: {said}")
+
+
+def test_cachalot_engine_shows_the_help_of_the_worker() -> None:
+    shown = cachalot("engine", "--help").stdout
+    assert shown.startswith("Usage: cachalot engine [OPTIONS]")
+    assert "--role" in shown
+    assert "Exit codes:" in shown
+
+
+def test_model_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
+    words = ("engine", "--role", "both", "--model", tmp_path / "none", "--listen", "127.0.0.1:0")
+    line = one_line(cachalot(*words, code=2))
+    assert line.startswith("cachalot engine: ")
+    assert str(tmp_path / "none") in line
+
+
+def test_socket_that_another_worker_serves_is_refused_before_the_model_is_read() -> None:
+    folder = short_folder()
+    path = folder / "e.sock"
+    words = ["--role", "both", "--model", "none", "--listen", str(path)]
+    with SocketFile(path, os.getpid(), option="--listen", noun="engine"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "engine.worker", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=50,
+        )
+    shutil.rmtree(folder)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"socket {path}: another engine serves it (process {os.getpid()})" in line
+
+
+def test_small_model_has_one_thread_and_a_large_one_all_cores() -> None:
+    assert choose_threads(None, SMALL_MODEL_BYTES - 1, 8) == 1
+    assert choose_threads(None, SMALL_MODEL_BYTES, 8) == 8
+    assert choose_threads(3, 1, 8) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("1MiB", 1 << 20), ("4 GiB", 4 << 30), ("4096", 4096), ("7B", 7)]
+)
+def test_memory_is_read_as_bytes(text: str, size_bytes: int) -> None:
+    assert parse_memory_bytes("--pool-memory", text) == size_bytes

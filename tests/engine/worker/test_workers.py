@@ -1,0 +1,322 @@
+"""Prefill and decode workers, and a client that sees one stream whatever becomes of them."""
+
+import asyncio
+import os
+import random
+import signal
+import stat
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from engine.client import AnswerPart, EngineClient
+from engine.client_answer import WorkerLost
+from engine.client_connection import ClientDeadlines, converse
+from engine.errors import EnginesUnavailable, InvalidRequest
+from engine.sampling import GREEDY, Sampling
+from engine.worker.messages import (
+    Finished,
+    HandedOver,
+    Refused,
+    Resume,
+    Tokens,
+    decode_answer,
+    encode_frame,
+    pack_tokens,
+)
+from tests.engine.worker.conftest import Alone
+from tests.engine.worker.worker_process import (
+    PATIENT,
+    Site,
+    ask,
+    generate,
+    submission,
+    wait_until_status,
+)
+
+SEEDED = Sampling(temperature=0.9, top_k=50, seed=11)
+IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=4, between_tokens_s=1, busy_s=50)
+"""For tests in which somebody stands still; whom it takes for lost by mistake costs only time."""
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    source = random.Random(seed * 10_000 + length)
+    return [source.randrange(3, 380) for _ in range(length)]
+
+
+def client_of(site: Site, *names: str) -> EngineClient:
+    return EngineClient(site.places(*names), deadlines=PATIENT)
+
+
+# --- equal tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
+@pytest.mark.parametrize("length", [1, 128, 133, 300])
+async def test_prefill_hand_over_and_decode_are_one_engine(
+    site: Site, alone: Alone, length: int, sampling: Sampling
+) -> None:
+    prompt = prompt_of(length)
+    found = await generate(client_of(site, "p01", "d01"), prompt, 20, sampling)
+    assert found == alone(prompt, 20, sampling)
+
+
+async def test_second_turn_is_a_hit_with_equal_tokens(site: Site, alone: Alone) -> None:
+    prompt = prompt_of(300, seed=1)
+    client = client_of(site, "p02", "d02")
+    first = await generate(client, prompt, 12)
+    turn = [*prompt, *first, *prompt_of(40, seed=2)]
+    parts = [part async for part in client.generate(turn, max_tokens=8)]
+    assert [token for part in parts for token in part.token_ids] == alone(turn, 8)
+    report = parts[-1].report
+    assert report is not None
+    assert (report.moves, report.tried, len(report.engines)) == (1, (), 2)
+
+
+async def test_clients_at_one_time_get_their_own_answers(site: Site, alone: Alone) -> None:
+    prompts = [prompt_of(length, seed=3) for length in (20, 150, 260, 40)]
+    clients = [client_of(site), client_of(site)]
+    answers = await asyncio.gather(
+        *(generate(clients[i % 2], prompt, 10 + i, SEEDED) for i, prompt in enumerate(prompts))
+    )
+    assert answers == [alone(prompt, 10 + i, SEEDED) for i, prompt in enumerate(prompts)]
+
+
+async def test_answer_of_one_token_is_not_handed_over(site: Site, alone: Alone) -> None:
+    prompt = prompt_of(30)
+    answers = await ask(site["p01"].address, submission(prompt, 1))
+    assert isinstance(answers[0], Tokens)
+    assert answers[0].token_ids == tuple(alone(prompt, 1))
+    assert isinstance(answers[1], Finished)
+    assert answers[1].reason == "length"
+
+
+async def test_answer_ends_with_its_stop_token(site: Site, alone: Alone) -> None:
+    prompt = prompt_of(50)
+    whole = alone(prompt, 20)
+    stop = whole[8]
+    parts = [
+        part
+        async for part in client_of(site, "p01", "d01").generate(
+            prompt, max_tokens=20, stop_ids=frozenset({stop})
+        )
+    ]
+    found = [token for part in parts for token in part.token_ids]
+    assert found == whole[: whole.index(stop) + 1]
+    assert parts[-1].finish_reason == "stop"
+
+
+# --- refusals and garbage
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"), [([1, 100_000], "token id"), ([5] * 200_000, "prompt tokens")]
+)
+async def test_request_that_no_engine_can_answer_is_refused(
+    site: Site, prompt: list[int], reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=rf"request: given {reason}: given .*, expected"):
+        await generate(client_of(site), prompt, 4)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        b"\0\0\0\0",
+        encode_frame(submission([1], 4))[:-3],
+        encode_frame(Resume(ticket=b"none")),
+        encode_frame(submission([1], 4))[4:],
+    ],
+)
+async def test_garbage_is_refused_or_ends_and_harms_nobody(
+    site: Site, alone: Alone, data: bytes
+) -> None:
+    worker = site["d01"]
+    reader, writer = await asyncio.open_unix_connection(worker.address.path)
+    writer.write(data)
+    writer.write_eof()
+    async with asyncio.timeout(30):
+        said = await reader.read()
+    writer.close()
+    if said:
+        assert isinstance(decode_answer(said[4:]), Refused)
+    prompt = prompt_of(30)
+    assert await generate(client_of(site, "p01", "d01"), prompt, 4) == alone(prompt, 4)
+
+
+async def test_damaged_ticket_is_refused_and_another_one_can_be_had(site: Site) -> None:
+    answers = await ask(site["p01"].address, submission(prompt_of(140), 9))
+    handed = answers[-1]
+    assert isinstance(handed, HandedOver)
+    assert handed.ticket is not None
+    damaged = bytearray(handed.ticket)
+    damaged[len(damaged) // 2] ^= 1
+    (refused,) = await ask(site["d01"].address, Resume(ticket=bytes(damaged)))
+    assert isinstance(refused, Refused)
+    assert refused.cause == "ticket"
+    whole = await ask(site["d01"].address, Resume(ticket=handed.ticket))
+    assert isinstance(whole[-1], Finished)
+    (again,) = await ask(site["d02"].address, Resume(ticket=handed.ticket))
+    assert isinstance(again, Refused), "a ticket is good once"
+
+
+async def test_requests_of_a_client_that_goes_away_end(site: Site) -> None:
+    status = await site["d01"].status()
+    free = status["engine"]["free_states"]
+    async with aclosing(client_of(site, "p01", "d01").generate([7] * 60, max_tokens=2000)) as parts:
+        async for part in parts:
+            if part.position > 2:
+                break
+    for name in ("p01", "d01"):
+        await wait_until_status(site[name], requests=0)
+    async with asyncio.timeout(30):
+        while (await site["d01"].status())["engine"]["free_states"] < free:
+            await asyncio.sleep(0.01)
+
+
+# --- lost workers
+
+
+async def test_killed_workers_cost_no_token(site: Site, alone: Alone) -> None:
+    prompt, found = prompt_of(200), list[int]()
+    parts = client_of(site).generate(prompt, max_tokens=150, sampling=SEEDED)
+    async for part in parts:
+        assert part.position == len(found)
+        found += part.token_ids
+        if len(found) == 1:
+            # The ticket is on its way, or not yet made: both are right.
+            site["p01"].kill()
+        if len(found) == 7:
+            site["d01"].kill()
+    assert found == alone(prompt, 150, SEEDED)
+
+
+async def test_ticket_outlives_the_worker_that_made_it_and_is_good_once(
+    site: Site, alone: Alone
+) -> None:
+    prompt = prompt_of(220)
+    said = await ask(site["p01"].address, submission(prompt, 30))
+    handed = said[-1]
+    assert isinstance(handed, HandedOver)
+    assert handed.ticket is not None
+    site["p01"].kill()
+    resume = Resume(ticket=handed.ticket)
+    async with aclosing(converse(site["d01"].address, resume, PATIENT)) as answers:
+        async for answer in answers:
+            said.append(answer)
+            if len(said) == 6:
+                break
+    site["d01"].kill()
+    found = [token for one in said if isinstance(one, Tokens) for token in one.token_ids]
+    assert found == alone(prompt, 30)[: len(found)]
+    (refused,) = await ask(site["d02"].address, resume)
+    assert isinstance(refused, Refused)
+    assert refused.cause == "ticket"
+    rerun = submission(prompt, 30)
+    rerun.answered_ids = pack_tokens(found)
+    rest = await ask(site["d02"].address, rerun)
+    found += [token for one in rest if isinstance(one, Tokens) for token in one.token_ids]
+    assert found == alone(prompt, 30)
+    with pytest.raises(EnginesUnavailable, match=r"p01\.sock: no connection.*d01\.sock"):
+        await generate(client_of(site, "p01", "d01"), [1, 2], 4)
+
+
+# --- drain
+
+
+async def test_drained_worker_sends_its_sequences_on_at_any_token(site: Site, alone: Alone) -> None:
+    prompt, found = prompt_of(120), list[int]()
+    parts = client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=160, sampling=SEEDED)
+    last: AnswerPart | None = None
+    async for part in parts:
+        assert part.position == len(found)
+        found += part.token_ids
+        last = part
+        if len(found) == 3:
+            site["d01"].send(signal.SIGTERM)
+        if len(found) == 60:
+            assert site["d01"].wait() == 0
+            site["d01"].start()
+            site["d01"].wait_until_ready()
+            site["d02"].send(signal.SIGTERM)
+    assert found == alone(prompt, 160, SEEDED)
+    assert last is not None
+    assert last.report is not None
+    assert last.report.moves == 3, last.report.tried
+    assert site["d02"].wait() == 0
+
+
+async def test_draining_worker_refuses_and_what_ends_in_time_is_not_moved(
+    site: Site, alone: Alone
+) -> None:
+    worker = replace(site["d01"], name="d03", words=("--grace", "1000"))
+    worker.start()
+    try:
+        worker.wait_until_ready()
+        prompt, found = prompt_of(80), list[int]()
+        endless = asyncio.ensure_future(ask(worker.address, submission(prompt, 4000)))
+        async with aclosing(converse(worker.address, submission(prompt, 60), PATIENT)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Tokens):
+                    found += answer.token_ids
+                if len(found) == 2:
+                    worker.send(signal.SIGTERM)
+                    await wait_until_status(worker, is_draining=True)
+                    (refused,) = await ask(worker.address, submission(prompt, 4))
+                    assert isinstance(refused, Refused)
+                    assert refused.cause == "draining"
+            assert isinstance(answer, Finished)
+        assert found == alone(prompt, 60)
+        assert worker.is_running
+        worker.send(signal.SIGTERM)
+        with pytest.raises(WorkerLost, match="closed the connection"):
+            await endless
+        assert worker.wait() == 0
+    finally:
+        if worker.is_running:
+            worker.kill()
+
+
+async def test_interrupted_worker_ends_at_once_and_costs_no_token(site: Site, alone: Alone) -> None:
+    prompt, found = prompt_of(90), list[int]()
+    async for part in client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=60):
+        found += part.token_ids
+        if len(found) == 4:
+            site["d01"].send(signal.SIGINT)
+    assert found == alone(prompt, 60)
+    assert site["d01"].wait() == 0
+    path = site["d01"].address.path
+    assert path is not None
+    assert not path.exists()
+
+
+# --- standing still
+
+
+@pytest.mark.parametrize("who", ["p01", "d01", "agent", "node"])
+async def test_process_that_stands_still_costs_time_and_no_token(
+    site: Site, alone: Alone, who: str
+) -> None:
+    prompt, found = prompt_of(260, seed=ord(who[0])), list[int]()
+    pids = {"agent": site.agent_pid, "node": site.node_pid}
+    pid = pids.get(who) or site[who].process.pid
+    client = EngineClient(site.places(), deadlines=IMPATIENT, failures_max=100)
+    if who == "p01":
+        os.kill(pid, signal.SIGSTOP)
+    async for part in client.generate(prompt, max_tokens=30, sampling=SEEDED):
+        assert part.position == len(found)
+        found += part.token_ids
+        if len(found) == (5 if who == "d01" else 1):
+            os.kill(pid, signal.SIGSTOP)
+    assert found == alone(prompt, 30, SEEDED)
+    again = prompt_of(100, seed=ord(who[0]))
+    assert await generate(client, again, 6) == alone(again, 6)
+
+
+async def test_socket_is_of_this_user_only(site: Site) -> None:
+    path = site["p01"].address.path
+    assert path is not None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

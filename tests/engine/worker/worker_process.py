@@ -1,0 +1,168 @@
+"""Real engine workers in processes of their own, and what a client says to them by hand."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.client import EngineClient
+from engine.client_connection import ClientDeadlines, converse
+from engine.client_places import EnginePlaces
+from engine.sampling import GREEDY, Sampling
+from engine.worker.address import WorkerAddress
+from engine.worker.messages import Answer, AskStatus, Request, Status, Submit, pack_tokens
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S = 60.0
+END_S = 40.0
+
+PATIENT = ClientDeadlines(connect_s=30, first_token_s=50, between_tokens_s=50, busy_s=50)
+"""For tests in which nobody stands still."""
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A worker of `role` at `folder`/NAME.sock. `start`, then `wait_until_ready`."""
+
+    name: str
+    role: str
+    folder: Path
+    model: Path
+    agent: Path
+    words: Sequence[str] = ("--grace", "0", "--sequences", "8", "--pool-blocks", "96")
+    process: subprocess.Popen[bytes] = field(init=False)
+    ready: dict[str, Any] = field(init=False)
+
+    @property
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(path=self.folder / f"{self.name}.sock")
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "engine.worker", "--role", self.role, "--name", self.name]
+        command += ["--listen", str(self.address), "--model", str(self.model)]
+        command += ["--agent", str(self.agent), "--threads", "1", *self.words]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, stdin=subprocess.DEVNULL
+            )
+
+    def wait_until_ready(self) -> None:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], START_S)
+        line = self.process.stdout.readline() if readable else b""
+        assert line, self.log_path.read_text()
+        self.ready = json.loads(line)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        """The exit code."""
+        code = self.process.wait(END_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    async def status(self) -> dict[str, Any]:
+        (answer,) = await ask(self.address, AskStatus())
+        assert isinstance(answer, Status)
+        return answer.document
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Nodes, an agent, two prefill and two decode workers, of v41-nano."""
+
+    workers: dict[str, WorkerProcess]
+    agent_pid: int
+    node_pid: int
+
+    def __getitem__(self, name: str) -> WorkerProcess:
+        return self.workers[name]
+
+    def places(self, *names: str) -> EnginePlaces:
+        """Those workers, or all."""
+        chosen = [self.workers[name] for name in names or self.workers]
+        return EnginePlaces(
+            prefill=tuple(one.address for one in chosen if one.role == "prefill"),
+            decode=tuple(one.address for one in chosen if one.role == "decode"),
+        )
+
+    def mend(self) -> None:
+        """Let what was stopped go on, and start what has ended."""
+        for pid in (self.agent_pid, self.node_pid):
+            os.kill(pid, signal.SIGCONT)
+        ended = [one for one in self.workers.values() if not one.is_running]
+        for one in self.workers.values():
+            if one.is_running:
+                one.send(signal.SIGCONT)
+        for one in ended:
+            one.wait()
+            one.start()
+        for one in ended:
+            one.wait_until_ready()
+
+    def close(self) -> None:
+        for one in self.workers.values():
+            if one.is_running:
+                one.send(signal.SIGCONT)
+                one.kill()
+
+
+async def ask(address: WorkerAddress, message: Request) -> list[Answer]:
+    """All answers of one worker."""
+    async with aclosing(converse(address, message, PATIENT)) as answers:
+        return [answer async for answer in answers]
+
+
+async def generate(
+    client: EngineClient,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+) -> list[int]:
+    """The whole answer; no position is missing or comes twice."""
+    found: list[int] = []
+    async for part in client.generate(prompt_ids, max_tokens=max_tokens, sampling=sampling):
+        assert part.position == len(found)
+        found += part.token_ids
+    return found
+
+
+def submission(prompt_ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Submit:
+    return Submit(
+        prompt_ids=pack_tokens(prompt_ids),
+        max_tokens=max_tokens,
+        temperature=sampling.temperature,
+        seed=sampling.seed,
+    )
+
+
+async def wait_until_status(worker: WorkerProcess, **wanted: object) -> None:
+    """Until a worker's status document says so."""
+    async with asyncio.timeout(END_S):
+        while True:
+            found = await worker.status()
+            if all(found[name] == value for name, value in wanted.items()):
+                return
+            await asyncio.sleep(0.01)

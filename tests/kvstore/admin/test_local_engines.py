@@ -1,0 +1,193 @@
+"""Engine workers beside nodes and agents: which are wanted, who starts and who ends them."""
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient
+from engine.client_places import find_places
+from kvstore.admin.engine_plan import choose_engines, name_engines, parse_engines
+from kvstore.admin.local_engines import check_engines, engine_command
+from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
+from kvstore.admin.node_process import ENGINE, is_command_of_node
+from kvstore.errors import InvalidArgument
+from tests.kvstore.admin.command_line import (
+    ROOT,
+    cachalot,
+    cachalot_here,
+    cachalot_json,
+    find_running,
+    is_running,
+    one_line,
+)
+from tests.kvstore.admin.conftest import end_all
+
+MODEL = ROOT / "models" / "v41-mini"
+SMALL = ("--nodes", "1", "--code", "1+0", "--target-size", "8MiB", "--no-gc")
+SMALL_AGENTS = ("--arena", "16MiB", "--window-memory", "4MiB")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Give a folder with a path that is short enough for sockets."""
+    place = Path(tempfile.mkdtemp(dir="/tmp", prefix="ce-"))
+    yield place / "c"
+    end_all(place)
+    shutil.rmtree(place)
+
+
+def names_of(options: LocalEngineOptions) -> list[str]:
+    return [engine.name for engine in name_engines(options)]
+
+
+# --- plans
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("1p1d", ["p01", "d01"]),
+        ("2p3d", ["p01", "p02", "d01", "d02", "d03"]),
+        ("1b", ["b01"]),
+        ("1p1d1b", ["p01", "d01", "b01"]),
+    ],
+)
+def test_engines_are_named_by_role_and_number(text: str, names: list[str]) -> None:
+    assert names_of(parse_engines(text)) == names
+
+
+@pytest.mark.parametrize("text", ["", "0b", "1p", "1d", "0p1d", "1p0d", "b", "1x", "40b", "1d1p"])
+def test_text_that_names_no_engines_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--engines: given .* such as 1p1d"):
+        parse_engines(text)
+
+
+def test_engines_can_be_added_and_none_taken_away() -> None:
+    known = LocalEngineOptions(model="m", prefill=1, decode=1)
+    grown = choose_engines(known, parse_engines("1p2d"), None, running=["p01"])
+    assert grown == LocalEngineOptions(model="m", prefill=1, decode=2)
+    assert choose_engines(known, None, None, running=[]) == known
+    with pytest.raises(InvalidArgument, match=r"p01 would be gone"):
+        choose_engines(known, LocalEngineOptions(decode=1), None, running=[])
+
+
+def test_model_changes_only_while_no_engine_runs() -> None:
+    known = LocalEngineOptions(model="m", both=1)
+    assert choose_engines(known, None, "other", running=[]).model == "other"
+    with pytest.raises(InvalidArgument, match="--model: given other, while b01"):
+        choose_engines(known, None, "other", running=["b01"])
+    with pytest.raises(InvalidArgument, match="--model: given nothing"):
+        choose_engines(LocalEngineOptions(), parse_engines("1b"), None, running=[])
+
+
+def test_command_line_of_an_engine_is_recognised_and_no_other(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path).of(ENGINE)
+    (engine,) = name_engines(parse_engines("1b"))
+    command = engine_command(folder, engine, "m", tmp_path / "a")
+
+    def is_it(name: str) -> bool:
+        place = folder.place_path(name)
+        return is_command_of_node(command, place_path=place, node=name, program=ENGINE)
+
+    assert is_it("b01")
+    assert not is_it("b02")
+
+
+def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) -> None:
+    options = LocalEngineOptions(model=str(tmp_path / "none"), both=1)
+    with pytest.raises(InvalidArgument, match=r"--model: given .*none, which is not there"):
+        check_engines(LocalFolder(tmp_path).of(ENGINE), options)
+    deep = LocalFolder("/" + "d" * 100).of(ENGINE)
+    with pytest.raises(InvalidArgument, match="a Unix socket's may have 107"):
+        check_engines(deep, LocalEngineOptions(model=str(MODEL), both=1))
+
+
+def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
+    place = LocalFolder(tmp_path)
+    for content in ("", "[]", '{"model": 1}', '{"model": "m", "prefill": -1, "decode": 0}'):
+        place.engine_options_path.write_text(content)
+        assert place.read_engine_options() == LocalEngineOptions()
+
+
+# --- processes
+
+
+async def first_tokens(folder: Path) -> list[int]:
+    client = EngineClient(find_places(str(folder / "engines")))
+    parts = client.generate([5, 6, 7], max_tokens=3)
+    return [token async for part in parts for token in part.token_ids]
+
+
+def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None:
+    said = cachalot_json(
+        "up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", MODEL
+    )
+    (agent,), (engine,) = said["agents"], said["engines"]
+    assert list(engine) == ["engine", "role", "model", "socket", "pid", "is_started", "log_path"]
+    assert (engine["engine"], engine["role"], engine["model"]) == ("b01", "both", str(MODEL))
+    assert engine["socket"] == str(folder / "engines" / "b01.sock")
+    assert len(asyncio.run(first_tokens(folder))) == 3
+
+    os.kill(engine["pid"], signal.SIGKILL)
+    (again,) = cachalot_json("up", "--dir", folder, "--no-gc")["engines"]
+    assert again["is_started"]
+    assert again["pid"] != engine["pid"]
+    shown = cachalot("up", "--dir", folder, "--no-gc").stdout
+    assert [line.split()[:4] for line in shown.splitlines() if line.startswith("b01")] == [
+        ["b01", "was", "running", str(again["pid"])]
+    ]
+
+    line = one_line(cachalot_here("down", "--dir", folder, "--engine", "b02", code=2))
+    assert line == "cachalot: --engine: given 'b02', expected one of the cluster: b01"
+    ended = cachalot("down", "--dir", folder, "--engine", "b01")
+    assert ended.stdout == f"b01: stopped (process {again['pid']})\n"
+    assert is_running(agent["pid"])
+
+    plan = cachalot_json("down", "--dir", folder, "--wipe", "--dry-run")
+    done = cachalot_json("down", "--dir", folder, "--wipe")
+    assert (done["removed_paths"], done["kept_paths"]) == (plan["removed_paths"], [])
+    assert find_running(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ("up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", tmp_path)
+    result = cachalot(*words, code=2)
+    assert "engine b01: ended with exit code 2 before it was ready" in result.stderr
+    assert "config.json" in result.stderr
+    said = cachalot_json("down", "--dir", folder)
+    assert [one["outcome"] for one in said["nodes"]] == ["stopped"]
+    assert said["engines"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--engines", "1b"), "--model: given nothing, expected a GGUF file"),
+        (("--engines", "1b", "--model", "none"), "none, which is not there, expected a GGUF"),
+        (("--engines", "2"), "--engines: given '2', expected such as 1p1d"),
+        (("--model", MODEL), "--engines: given nothing, expected such as 1p1d"),
+    ],
+)
+def test_wrong_wish_for_engines_starts_nothing(
+    folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    line = one_line(cachalot_here("up", "--dir", folder, *SMALL, *words, code=2))
+    assert said in line
+    assert not folder.exists()
+
+
+def test_engines_without_an_agent_are_refused(folder: Path) -> None:
+    words = ("up", "--dir", folder, *SMALL, "--agents", "0", "--engines", "1b", "--model", MODEL)
+    line = one_line(cachalot_here(*words, code=2))
+    assert line == "cachalot: agents: given 0, expected 1 or more: the engines need one"
+    assert not folder.exists()
