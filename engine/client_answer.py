@@ -113,7 +113,10 @@ class Route:
     def next_worker(
         self, in_flight: Mapping[WorkerAddress, int], suspects: Collection[WorkerAddress] = ()
     ) -> WorkerAddress:
-        """Whom to ask now. `suspects`: lost of late to other requests. Raises EnginesUnavailable after too many faults."""
+        """Whom to ask now. `suspects`: lost of late, perhaps to other requests.
+
+        Raises EnginesUnavailable after too many faults.
+        """
         if self.failures.total() >= self.failures_max:
             raise EnginesUnavailable(self.tried)
         return choose_worker(

@@ -106,6 +106,8 @@ class EngineThread:
 
     def _turn(self) -> None:
         self._follow_orders()
+        if self._is_ending:
+            return
         for event in self._engine.step(wait_s=0.0 if self._deliveries else IDLE_WAIT_S):
             self._tell(event)
         if self._hand_overs is not None:

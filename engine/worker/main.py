@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kvstore.event_log import set_up_logging
 from kvstore.socket_file import SocketFile
@@ -78,6 +78,8 @@ def run_worker(options: WorkerOptions) -> int:
     it is, with the traceback: a worker whose books may be wrong must not go on.
     """
     set_up_logging(time.monotonic, is_json=options.is_log_json)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_at_once)
     with ExitStack() as stack:
         # Before the model is loaded, which takes a while: a socket that is taken is said at once.
         listening = stack.enter_context(_listen(options.listen))
@@ -86,6 +88,11 @@ def run_worker(options: WorkerOptions) -> int:
             runner.run(_serve(options, engine, listening))
     log.info("stopped engine=%s", options.name)
     return 0
+
+
+def _stop_at_once(number: int, _frame: object) -> NoReturn:
+    """Before it serves, a worker has nothing to finish."""
+    raise SystemExit(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Liste
         ends_after_prefill=options.role is Role.PREFILL,
         on_end=lambda error: _note_end(loop, fault, error),
     )
-    server = WorkerServer(thread, describe=partial(_describe, options, thread))
+    server = WorkerServer(thread, describe=partial(_describe, options, engine, thread))
     thread.start(LoopOutbox(loop, server.deliver).post)
     try:
         await server.listen(listening.listener)
@@ -181,10 +188,10 @@ def _end_by_fault(
         _fail(fault, error)
 
 
-def _describe(options: WorkerOptions, thread: EngineThread) -> dict[str, Any]:
+def _describe(options: WorkerOptions, engine: WorkerEngine, thread: EngineThread) -> dict[str, Any]:
     """The worker's part of the status document."""
-    own = {"engine": options.name, "role": options.role.value, "pid": os.getpid()}
-    return own | thread.describe()
+    own = {"name": options.name, "role": options.role.value, "pid": os.getpid()}
+    return own | {"store_errors": engine.faults.count} | thread.describe()
 
 
 def _announce(options: WorkerOptions, listener: socket.socket) -> None:

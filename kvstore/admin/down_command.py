@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 SHOWN_PATHS_MAX = 40
 
+NodeOption = Annotated[
+    str | None, typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME")
+]
+AgentOption = Annotated[
+    str | None, typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME")
+]
+EngineOption = Annotated[
+    str | None, typer.Option(help="Stop this engine only; `up` starts it again.", metavar="NAME")
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedProcesses:
@@ -46,18 +56,9 @@ def down(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
     ] = False,
-    node: Annotated[
-        str | None,
-        typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME"),
-    ] = None,
-    agent: Annotated[
-        str | None,
-        typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME"),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Stop this engine only; `up` starts it again.", metavar="NAME"),
-    ] = None,
+    node: NodeOption = None,
+    agent: AgentOption = None,
+    engine: EngineOption = None,
     wait_s: Annotated[
         float,
         typer.Option(

@@ -1,7 +1,6 @@
 """An engine answers the same whatever the store has, and takes from it all that it may."""
 
 import logging
-import time
 from random import Random
 
 import pytest

@@ -53,7 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
     state_slots = 5
     longest_answer = 150
 
-    @initialize(pool_blocks=st.integers(4, 8), loads_max=st.integers(1, 3))
+    @initialize(pool_blocks=st.integers(5, 8), loads_max=st.integers(1, 3))
     def open_engine(self, pool_blocks: int, loads_max: int) -> None:
         self.bench = EngineBench(
             self.make_runner,

@@ -18,11 +18,20 @@ from engine.client_connection import ClientDeadlines, converse
 from engine.client_places import EnginePlaces
 from engine.sampling import GREEDY, Sampling
 from engine.worker.address import WorkerAddress
-from engine.worker.messages import Answer, AskStatus, Request, Status, Submit, pack_tokens
+from engine.worker.messages import (
+    Answer,
+    AskStatus,
+    HandedOver,
+    Request,
+    Status,
+    Submit,
+    pack_tokens,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 60.0
 END_S = 40.0
+TICKETS_TRIED_MAX = 20
 
 PATIENT = ClientDeadlines(connect_s=30, first_token_s=50, between_tokens_s=50, busy_s=50)
 """For tests in which nobody stands still."""
@@ -133,6 +142,17 @@ async def ask(address: WorkerAddress, message: Request) -> list[Answer]:
     """All answers of one worker."""
     async with aclosing(converse(address, message, PATIENT)) as answers:
         return [answer async for answer in answers]
+
+
+async def ask_for_ticket(worker: WorkerProcess, message: Submit) -> tuple[list[Answer], bytes]:
+    """What a prefill worker says, and its ticket. An agent that is short of time gives none."""
+    for _ in range(TICKETS_TRIED_MAX):
+        answers = await ask(worker.address, message)
+        handed = answers[-1]
+        assert isinstance(handed, HandedOver), handed
+        if handed.ticket is not None:
+            return answers, handed.ticket
+    raise AssertionError("no ticket came")
 
 
 async def generate(
