@@ -15,18 +15,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvstore.layout import BLOCK_TOKENS
-from kvstore.policy import WINDOW_RING_TOKENS, HitPlan
+from kvstore.policy import HitPlan
 
 from .engine_config import EngineConfig
 from .engine_status import EngineCounts
 from .job import Job, Phase
 from .model_runner import ModelRunner
-from .prefix_index import PrefixIndex
-from .prefix_source import LoadOutcome, PrefixSource
+from .prefix_knowledge import PrefixKnowledge
+from .prefix_source import PrefixSource
 from .scheduler.blocks import blocks_needed, may_begin
-from .scheduler.prefix_choice import KnownPrefix, choose_dense_prefix, choose_prefix
 from .sequence_memory import SequenceMemory
-from .window_snapshots import WindowSnapshots
 
 
 def order_of(job: Job) -> int:
@@ -41,8 +39,7 @@ class Admission:
         runner: ModelRunner,
         memory: SequenceMemory,
         source: PrefixSource | None,
-        index: PrefixIndex,
-        snapshots: WindowSnapshots,
+        prefixes: PrefixKnowledge,
         *,
         config: EngineConfig,
         counts: EngineCounts,
@@ -51,8 +48,7 @@ class Admission:
         self._runner = runner
         self._memory = memory
         self._source = source
-        self._index = index
-        self._snapshots = snapshots
+        self._prefixes = prefixes
         self._config = config
         self._counts = counts
         self._clock = clock
@@ -146,11 +142,10 @@ class Admission:
             job = self._queue.popleft()
             insort(self._entering, job, key=order_of)
             job.phase = Phase.MATCHED
-            keys = self._keys_to_match(job)
-            if self._source is None or self._is_all_here(job, keys):
+            if self._source is None or self._prefixes.is_all_here(job):
                 continue
-            token_ids = job.sequence.token_ids[: self._tokens_to_match(job)]
-            job.load = self._source.look_up(token_ids, keys)
+            token_ids = job.sequence.token_ids[: self._prefixes.tokens_to_match(job)]
+            job.load = self._source.look_up(token_ids, self._prefixes.keys_to_match(job))
             job.phase = Phase.MATCHING
 
     def _may_enter(self, job: Job) -> bool:
@@ -174,18 +169,17 @@ class Admission:
         memory = self._memory
         if not memory.has_state or not self._may_try(job):
             return False
-        keys = self._keys_to_match(job)
-        known = self._known(job, keys)
-        plan = self._choose(job, known)
+        known = self._prefixes.known(job)
+        plan = self._prefixes.choose(job, known)
         shared_blocks = min(known.shared_blocks, plan.stored_blocks)
-        shared_keys = keys[:shared_blocks]
+        shared_keys = job.keys()[:shared_blocks]
         new_blocks = blocks_needed(len(job.sequence.token_ids), job.tokens_max) - shared_blocks
-        needed_blocks = new_blocks + self._index.count_free(shared_keys)
+        needed_blocks = new_blocks + self._prefixes.index.count_free(shared_keys)
         if not self._has_room(needed_blocks):
             self._note_short(job, needed_blocks)
             if not self._has_room(needed_blocks):
                 return False
-        memory.open(job.sequence, self._index.take(shared_keys), new_blocks)
+        memory.open(job.sequence, self._prefixes.index.take(shared_keys), new_blocks)
         job.short_since_s = None
         job.shared_blocks = shared_blocks
         if job.costs.admitted_s is None:
@@ -195,7 +189,7 @@ class Admission:
 
     def _begin_load(self, job: Job, plan: HitPlan) -> None:
         job.plan = plan
-        job.window = self._snapshot_at(job, plan.window_anchor)
+        job.window = self._prefixes.window_at(job, plan.window_anchor)
         needs_window = plan.window_anchor is not None and job.window is None
         if plan.stored_blocks == job.shared_blocks and not needs_window:
             job.drop_load()
@@ -220,8 +214,8 @@ class Admission:
         if not is_whole or (plan.window_anchor is not None and window is None):
             assert not job.is_started, "a pass went on with what had not come"
             self._counts.short_loads += 1
-            plan = self._choose(job, self._known_to_have_come(job, outcome))
-            window = self._snapshot_at(job, plan.window_anchor)
+            plan = self._prefixes.choose(job, self._prefixes.come(job, outcome))
+            window = self._prefixes.window_at(job, plan.window_anchor)
             if window is None and plan.window_anchor is not None:
                 window = outcome.window
         job.drop_load()
@@ -247,63 +241,6 @@ class Admission:
         if begun is not None and begun.replay_first is not None and not plan.replay_tokens:
             self._counts.changed_prefixes += 1
             job.replay_first = None
-
-    # What is known of a prefix --------------------------------------------------------------------
-
-    @property
-    def _has_windows(self) -> bool:
-        return self._runner.window_layout is not None
-
-    def _tokens_to_match(self, job: Job) -> int:
-        """A prompt and its answer; with window state the prompt alone, whose length binds bits."""
-        sequence = job.sequence
-        return sequence.prompt_tokens if self._has_windows else len(sequence.token_ids)
-
-    def _keys_to_match(self, job: Job) -> list[bytes]:
-        return job.keys()[: self._tokens_to_match(job) // BLOCK_TOKENS]
-
-    def _choose(self, job: Job, known: KnownPrefix) -> HitPlan:
-        if self._has_windows:
-            return choose_prefix(job.sequence.prompt_tokens, known, job.begun)
-        return choose_dense_prefix(len(job.sequence.token_ids), known)
-
-    def _known(self, job: Job, keys: list[bytes]) -> KnownPrefix:
-        """In the pool, and by the source's answer."""
-        found = None if job.load is None else job.load.found
-        anchors = self._snapshot_anchors(keys)
-        if found is not None and found.plan.window_anchor is not None:
-            anchors |= {found.plan.window_anchor}
-        return KnownPrefix(
-            shared_blocks=self._index.count(keys),
-            stored_blocks=0 if found is None else min(found.matched_blocks, len(keys)),
-            anchors=anchors,
-        )
-
-    def _known_to_have_come(self, job: Job, outcome: LoadOutcome) -> KnownPrefix:
-        anchors = self._snapshot_anchors(self._keys_to_match(job))
-        if outcome.window is not None and job.plan.window_anchor is not None:
-            anchors |= {job.plan.window_anchor}
-        return KnownPrefix(stored_blocks=outcome.blocks, anchors=anchors)
-
-    def _is_all_here(self, job: Job, keys: list[bytes]) -> bool:
-        """Whether no store could give it a better prefix than the pool does."""
-        here = KnownPrefix(
-            shared_blocks=self._index.count(keys), anchors=self._snapshot_anchors(keys)
-        )
-        farthest = (job.sequence.prompt_tokens - WINDOW_RING_TOKENS) // BLOCK_TOKENS * BLOCK_TOKENS
-        everything = KnownPrefix(stored_blocks=len(keys), anchors=frozenset({farthest}))
-        return self._choose(job, here) == self._choose(job, everything)
-
-    def _snapshot_anchors(self, keys: list[bytes]) -> frozenset[int]:
-        if not self._has_windows:
-            return frozenset()
-        ends = range(BLOCK_TOKENS, len(keys) * BLOCK_TOKENS + 1, BLOCK_TOKENS)
-        return frozenset(end for end, key in zip(ends, keys, strict=True) if key in self._snapshots)
-
-    def _snapshot_at(self, job: Job, anchor: int | None) -> memoryview | None:
-        if anchor is None:
-            return None
-        return self._snapshots.get(job.keys()[anchor // BLOCK_TOKENS - 1])
 
     # Short of blocks ------------------------------------------------------------------------------
 

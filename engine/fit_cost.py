@@ -40,6 +40,9 @@ INTERRUPTED = 130
 POOL_BLOCKS = 34
 """Room for the longest prompt that is measured and the tokens behind it."""
 
+RESIDUAL_MEDIAN_MAX = 0.2
+"""A quiet machine stays below half of it."""
+
 
 def describe_fit(fit: Fit, facts: dict[str, Any]) -> list[str]:
     """What a person wants to know of a fit, in lines."""
@@ -55,6 +58,16 @@ def describe_fit(fit: Fit, facts: dict[str, Any]) -> list[str]:
         f"off by {fit.residual_median:.1%} in the median, {fit.residual_p90:.1%} at the 90th"
         f" percentile, {fit.residual_max:.1%} at most",
         describe_chunk(cost),
+        *warn_of_company(fit),
+    ]
+
+
+def warn_of_company(fit: Fit) -> list[str]:
+    """A line if the passes were so uneven that something else must have run beside them."""
+    if fit.residual_median <= RESIDUAL_MEDIAN_MAX:
+        return []
+    return [
+        "warning: times were uneven; something else ran beside it? Fit again on a quiet machine"
     ]
 
 

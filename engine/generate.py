@@ -129,7 +129,7 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
 
 def answer_elsewhere(question: Question, engines: str, settings: Settings) -> None:
     """Ask engine workers, and print."""
-    from .client_places import find_places
+    from .client import find_places
     from .load import load_tokenizer
     from .question import encode_question
     from .remote_answer import ask_engines

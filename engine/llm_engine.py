@@ -26,6 +26,7 @@ from .keeping import Keeper
 from .model_runner import ModelRunner
 from .passes import Passes
 from .prefix_index import PrefixIndex
+from .prefix_knowledge import PrefixKnowledge
 from .prefix_source import PrefixSource
 from .request import Request, TokenEvent
 from .request_checks import check_request, tokens_max_of
@@ -75,8 +76,7 @@ class LLMEngine:
             runner,
             self._memory,
             source,
-            index,
-            snapshots,
+            PrefixKnowledge(index, snapshots, has_windows=runner.window_layout is not None),
             config=config,
             counts=self._counts,
             clock=clock,

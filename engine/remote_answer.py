@@ -6,8 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from .answer_text import AnswerText
-from .client import AnswerReport, EngineClient
-from .client_places import EnginePlaces
+from .client import AnswerReport, EngineClient, EnginePlaces
 from .request import FinishReason
 from .sampling import Sampling
 from .tokenizer import Tokenizer

@@ -18,7 +18,6 @@ from .keeping import Keeper
 from .request import FinishReason, TokenEvent
 from .scheduler.blocks import blocks_needed
 from .scheduler.preemption import choose_victim
-from .sequence import Sequence
 from .sequence_memory import SequenceMemory
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64
 
 from kvstore.client import ArenaRun
 from kvstore.layout import BlockLayout
@@ -42,6 +43,13 @@ class SectionCopy:
         rows = np.frombuffer(part, np.uint8).reshape(len(block_ids), source.shape[1])
         for row, block_id in zip(rows, block_ids, strict=True):
             row[:] = source[block_id]
+
+    def xxh3(self, section: int, block_ids: Sequence[int]) -> int:
+        """xxh3-64 of a section as it stands in the pool's blocks, block after block."""
+        digest = xxh3_64()
+        for block_id in block_ids:
+            digest.update(self._sections[section][block_id].data)
+        return digest.intdigest()
 
 
 def fill_run(run: ArenaRun, record: memoryview) -> None:

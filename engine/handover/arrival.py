@@ -1,4 +1,4 @@
-"""What is done in the background for a sequence that arrives: its runs are taken, checked, copied.
+"""What is done in the background for a sequence that arrives: its runs are taken, copied, checked.
 
 Which sequences may come, and what the engine's thread does about them, is `receiver`'s.
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import xxhash
 
 from kvstore.client import ArenaRun, BlockingAgentClient
-from kvstore.errors import StoreError
 from kvstore.key import Namespace
 
 from ..errors import HandoverRefused
 from ..section_copy import SectionCopy
+from ..store_faults import STORE_ERRORS
 from .ticket import HandoverTicket, SentRun
 
 
@@ -48,7 +47,7 @@ class Pickup:
         expected = f"one of {blocks} block(s) that waits, and room in the arena"
         try:
             run = self.agent.take_run(namespace, offer, deadline_s=self.deadline_s)
-        except StoreError as error:
+        except STORE_ERRORS as error:
             given = f"one that could not be taken: {error}"
             raise HandoverRefused(f"run of {what}", given=given, expected=expected) from error
         if run is None:
@@ -62,29 +61,32 @@ class Pickup:
 
     def _copy_blocks(self, sent: SentRun, run: ArenaRun, block_ids: Sequence[int]) -> None:
         for section in range(len(self.namespace.layout.sections)):
-            self.copy.to_pool(_checked_section("blocks", sent, run, section), section, block_ids)
+            self.copy.to_pool(_section_of("blocks", run, section), section, block_ids)
+            _check("blocks", sent, section, self.copy.xxh3(section, block_ids))
 
 
 def _read_state(sent: SentRun, run: ArenaRun) -> bytearray:
-    layout = run.layout.layout
-    state, at = bytearray(layout.block_bytes), 0
-    target = np.frombuffer(state, dtype=np.uint8)
-    for section in range(len(layout.sections)):
-        data = _checked_section("state", sent, run, section)
-        target[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        at += len(data)
+    state = bytearray()
+    for section in range(len(run.layout.layout.sections)):
+        data = bytes(_section_of("state", run, section))
+        _check("state", sent, section, xxhash.xxh3_64_intdigest(data))
+        state += data
     return state
 
 
-def _checked_section(what: str, sent: SentRun, run: ArenaRun, index: int) -> memoryview:
-    """A section of all blocks of a run, as it was sent. Raises HandoverRefused."""
+def _section_of(what: str, run: ArenaRun, index: int) -> memoryview:
+    """A section of all blocks of a run. Raises HandoverRefused."""
     try:
-        section = run.section(index)
-    except StoreError as error:
+        return run.section(index)
+    except STORE_ERRORS as error:
         given = f"a run that is lost: {error}"
         raise HandoverRefused(f"run of {what}", given=given, expected="its bytes") from error
-    found_xxh3, sent_xxh3 = xxhash.xxh3_64_intdigest(section), sent.section_xxh3[index]
-    if found_xxh3 != sent_xxh3:
+
+
+def _check(what: str, sent: SentRun, index: int, copied_xxh3: int) -> None:
+    """Whether a section was copied as it was sent. It is the copy that is looked at: a run that is
+    lost may be somebody else's before anybody here knows."""
+    sent_xxh3 = sent.section_xxh3[index]
+    if copied_xxh3 != sent_xxh3:
         name = f"checksum of section {index} of the {what}"
-        raise HandoverRefused(name, given=f"{found_xxh3:016x}", expected=f"{sent_xxh3:016x}")
-    return section
+        raise HandoverRefused(name, given=f"{copied_xxh3:016x}", expected=f"{sent_xxh3:016x}")

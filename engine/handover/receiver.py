@@ -1,7 +1,7 @@
 """The side of a hand-over that takes the sequence: from a ticket to a sequence that decodes.
 
     begin   read the ticket; blocks and state of the engine for it; then, in the background, take
-            the runs, compare the checksums, copy into the pool
+            the runs, copy into the pool, compare the checksums
     poll    unpack the state; the sequence joins the engine's schedule
 
 Room is made sure of first: an engine without it leaves the offers where they are, for another one.

@@ -190,10 +190,10 @@ class ThreadedLoad:
         """Nothing writes to the pool any more; `blocks` leading ones of those ordered are whole."""
         order = self.order
         assert 0 <= blocks <= len(order.block_ids), (blocks, order)
+        assert self._is_taken
+        assert self._outcome is None
         self._pool.release(order.block_ids)
         with self._changed:
-            assert self._is_taken
-            assert self._outcome is None
             self._end_early = None
             self._outcome = LoadOutcome(
                 blocks=order.first_block + blocks,

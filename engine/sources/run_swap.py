@@ -15,8 +15,8 @@ STEP_BYTES = 4 << 20
 """A copy begins when so much more of a section is there, about a millisecond's work: less would
 wake the threads more often, more would let the copying thread idle while a section comes."""
 
-STALL_S = 60.0
-"""A copy that takes longer is a mistake of ours: it waits for nobody."""
+LOOK_S = 1.0
+"""Between two looks whether the copying thread lives, while its copies are waited for."""
 
 
 class RunSwap:
@@ -65,9 +65,16 @@ class RunSwap:
                 blocks = self._follow_section(section, blocks, end_at_s)
         finally:
             self.filled_at_s = self._clock()
-            for _ in range(self._submitted):
-                has_ended = self._ended.acquire(timeout=STALL_S)
-                assert has_ended, "the copying thread stands still"
+            self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """However long that takes, as of a process that was stopped meanwhile: blocks that are let
+        go of before would be written to when they are somebody else's. A copy waits for nobody."""
+        for _ in range(self._submitted):
+            has_lived = True
+            while not self._ended.acquire(timeout=LOOK_S):
+                assert has_lived, "the copying thread has died; its traceback is on stderr"
+                has_lived = self._copying.is_whole
 
     def _follow_section(self, section: int, blocks: int, end_at_s: float) -> int:
         """Wait for a section of `blocks` blocks; the number of those that have it in the end."""

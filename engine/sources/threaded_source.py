@@ -130,12 +130,17 @@ class ThreadedSource(ABC):
 
     def _bring_in_turn(self, load: ThreadedLoad) -> None:
         try:
-            if load.take():
-                self._bring(load)
+            if load.take():  # else it was given up, and ends by whoever gave it up
+                self._bring_to_its_end(load)
+        finally:
+            self._forget(load)
+
+    def _bring_to_its_end(self, load: ThreadedLoad) -> None:
+        try:
+            self._bring(load)
         finally:
             if load.outcome is None:  # the thread ends here: nobody is to wait for it
                 load.finish()
-            self._forget(load)
 
     def _forget(self, load: ThreadedLoad) -> None:
         with self._lock:

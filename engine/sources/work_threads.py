@@ -32,10 +32,14 @@ class WorkThreads:
         with self._lock:
             if self._is_closed:
                 return False
-            is_whole = all(thread.is_alive() for thread in self._threads)
-            assert is_whole, "a thread of this group has died; its traceback is on stderr"
+            assert self.is_whole, "a thread of this group has died; its traceback is on stderr"
             self._jobs.put(job)
         return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no thread has ended."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def close(self, deadline_s: float) -> bool:
         """Run what is in line and end; False if a job took longer. May be called again."""

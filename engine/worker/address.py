@@ -39,6 +39,15 @@ def parse_address(text: str, what: str = "address") -> WorkerAddress:
     host, separator, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX
     host = host.removeprefix("[").removesuffix("]")
-    if not (separator and host and is_port):
+    if not (separator and _is_host(host) and is_port):
         raise InvalidRequest(what, given=repr(text), expected=EXPECTED)
     return WorkerAddress(host=host, port=int(port))
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be looked up; a name with a label that is empty or too long is an error there
+    that is none of the system's."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False

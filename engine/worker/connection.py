@@ -76,6 +76,10 @@ class Connection:
             if not self.has_ended:
                 self.has_ended = True
                 receptionist.abandon(self)
+        except asyncio.CancelledError:
+            # The worker ends at once: it does not wait until a client has read.
+            self._writer.transport.abort()
+            raise
         finally:
             await self._close()
 
@@ -126,7 +130,8 @@ class Connection:
         self.has_ended = True
         self._writer.close()
         try:
-            async with asyncio.timeout(self._bounds.last_answer_s):
-                await self._writer.wait_closed()
-        except (OSError, TimeoutError):
+            with suppress(OSError):
+                async with asyncio.timeout(self._bounds.last_answer_s):
+                    await self._writer.wait_closed()
+        finally:
             self._writer.transport.abort()

@@ -54,11 +54,6 @@ class HandOvers:
         self._moves: dict[str, int] = {}
         """Of the sequences that came from elsewhere and are still here."""
 
-    @property
-    def in_flight(self) -> int:
-        """Sequences on their way, in or out."""
-        return len(self._leaving) + self._receiver.in_flight
-
     def begin(self, sequence: Sequence) -> None:
         """The last pass of a prompt that is to be handed over begins."""
         self._sender.begin(sequence)

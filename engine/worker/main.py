@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from kvstore.event_log import set_up_logging
 from kvstore.socket_file import SocketFile
 
+from ..errors import EngineError
 from .address import WorkerAddress
 from .assembly import WorkerEngine, open_engine
 from .engine_thread import EngineThread
@@ -43,6 +44,13 @@ client, which runs it again."""
 LAST_ANSWERS_S = 5.0
 STOP_DEADLINE_S = 5.0
 LISTEN_BACKLOG = 1024
+LOST_HOST_S = 60
+"""A TCP client from whose host nothing comes for so long is gone."""
+PROBES = 4
+
+
+class WorkerFailed(EngineError):
+    """Something of the worker's own has failed; its traceback is in the log."""
 
 
 class _Stop:
@@ -74,8 +82,8 @@ def measure_model(path: Path) -> int:
 def run_worker(options: WorkerOptions) -> int:
     """Runs a worker; returns the exit code of the process.
 
-    Raises EngineError, StoreError, OSError if it cannot start. A fault of the engine is raised as
-    it is, with the traceback: a worker whose books may be wrong must not go on.
+    Raises EngineError, StoreError, OSError if it cannot start, WorkerFailed for a fault of its own:
+    an engine whose books may be wrong must not go on.
     """
     set_up_logging(time.monotonic, is_json=options.is_log_json)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,6 +94,8 @@ def run_worker(options: WorkerOptions) -> int:
         engine = stack.enter_context(open_engine(options, clock=time.monotonic))
         with asyncio.Runner() as runner:
             runner.run(_serve(options, engine, listening))
+        # The loop has put back Python's own handler, which would end in a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     log.info("stopped engine=%s", options.name)
     return 0
 
@@ -113,7 +123,21 @@ def _listen(address: WorkerAddress) -> Iterator[_Listening]:
     place = (address.host, address.port)
     with socket.create_server(place, family=family, backlog=LISTEN_BACKLOG) as listener:
         listener.setblocking(False)
+        _notice_lost_hosts(listener)
         yield _Listening(listener, lambda: None)
+
+
+def _notice_lost_hosts(listener: socket.socket) -> None:
+    """Its connections inherit this: a client whose host has vanished says nothing, and would have
+    its whole answer computed."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, LOST_HOST_S // PROBES),
+        (socket.TCP_KEEPINTVL, LOST_HOST_S // PROBES),
+        (socket.TCP_KEEPCNT, PROBES - 1),
+        (socket.TCP_USER_TIMEOUT, LOST_HOST_S * 1000),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Listening) -> None:
@@ -138,7 +162,14 @@ async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Liste
     finally:
         server.close()
         if not thread.stop(STOP_DEADLINE_S):
-            log.error("the engine hangs in a step")
+            _give_up(options)
+
+
+def _give_up(options: WorkerOptions) -> NoReturn:
+    """End the process as it is: nothing can be tidied up beside a step that goes on."""
+    log.critical("the engine hangs in a step: engine=%s", options.name)
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _drain(options: WorkerOptions, server: WorkerServer, thread: EngineThread) -> None:
@@ -169,13 +200,16 @@ def _note_end(
     loop: asyncio.AbstractEventLoop, fault: asyncio.Future[None], error: BaseException | None
 ) -> None:
     """The engine's thread ends, in that thread."""
-    if error is not None and not loop.is_closed():
+    if error is None:
+        return
+    log.error("the engine has failed", exc_info=error)
+    if not loop.is_closed():
         loop.call_soon_threadsafe(_fail, fault, error)
 
 
 def _fail(fault: asyncio.Future[None], error: BaseException) -> None:
     if not fault.done():
-        fault.set_exception(error)
+        fault.set_exception(WorkerFailed(f"the worker has failed: {error!r}"))
 
 
 def _end_by_fault(

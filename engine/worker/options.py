@@ -44,7 +44,6 @@ class WorkerOptions:
     queue: int = 64
     step_budget_s: float | None = None
     cost: Path | None = None
-    threads: int | None = None
     grace_s: float = 60.0
     is_log_json: bool = False
 

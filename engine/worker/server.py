@@ -167,6 +167,9 @@ class WorkerServer:
             request_id = f"r{next(self._numbers)}"
             connection = Connection(request_id, reader, writer, self._bounds, self._large)
             await connection.serve(self)
+        except asyncio.CancelledError:
+            # The worker ends. What waits for this task would take a cancelled one for a fault.
+            return
         finally:
             self._tasks.discard(task)
 

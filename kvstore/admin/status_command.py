@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..cluster.entities import ClusterMap
     from .agent_status import AgentsStatus
     from .cluster_status import ClusterStatus, NodeStatus, TargetStatus
+    from .engine_status import EngineStatus
     from .web_address import WebPage
     from .worker_status import WorkersStatus
 
@@ -61,11 +62,11 @@ def status(
     token_file: TokenFileOption = None,
     is_json: JsonOption = False,
 ) -> None:
-    """Show nodes, agents, redundancy, and how many may still fail.
+    """Show nodes, agents, engines, redundancy, and how many may still fail.
 
-    Works without any gc_worker, but only they count shards. Ends with exit code 6 if a node or an
-    entrypoint is down, or the folder of a target is gone. With --control one worker is asked for
-    all others.
+    Engines: those of the map's folder, and whether they run. Works without any gc_worker, but only
+    they count shards. Ends with exit code 6 if a node or an entrypoint is down, or the folder of a
+    target is gone. With --control one worker is asked for all others.
     """
     if (cluster is None) == (socket is None):
         given = "neither of them" if cluster is None else "both"
@@ -82,20 +83,23 @@ def status(
     import asyncio
 
     from .cluster_status import render_json
+    from .engine_status import find_engines
     from .web_address import find_web_page
 
     asked = asyncio.run(_ask(cluster, wait_s, token_file, control))
     found, workers, agents, cluster_map = asked
     page = find_web_page(cluster_map, cluster, token_file, workers, control)
+    engines = find_engines(cluster)
     if is_json:
         more = {
             "agents": agents.render_json(),
             "agents_unasked": agents.unasked,
+            "engines": [engine.render_json() for engine in engines],
             "web_page": page and page.render_json(),
         }
         write_json(render_json(found, workers) | more)
     else:
-        _write(found, workers, agents, page, with_targets=with_targets)
+        _write(found, workers, agents, engines, page, with_targets=with_targets)
     if found.nodes_alive < len(found.nodes) or found.lost_targets or agents.entrypoints_down:
         raise typer.Exit(ExitCode.NODES_DOWN)
 
@@ -147,6 +151,7 @@ def _write(
     found: "ClusterStatus",
     workers: "WorkersStatus",
     agents: "AgentsStatus",
+    engines: "list[EngineStatus]",
     page: "WebPage | None",
     *,
     with_targets: bool,
@@ -171,6 +176,7 @@ def _write(
         write_result("")
         agent_rows = [render_agent(agent) for agent in agents.agents]
         write_table(AGENT_COLUMNS, agent_rows, left_columns=AGENT_LEFT_COLUMNS)
+    _write_engines(engines)
     problems = [f"{node.node}: {node.problem}" for node in found.nodes if node.problem]
     problems += [
         f"{target.target}: its folder was removed or replaced; it stores nothing until it is back"
@@ -186,6 +192,14 @@ def _write(
     last += [agents.describe()] if agents.agents else []
     last += [] if page is None else [page.describe()]
     write_result("\n".join(["", *problems, *last, summarise(found)]))
+
+
+def _write_engines(engines: "list[EngineStatus]") -> None:
+    from .engine_status import COLUMNS, LEFT_COLUMNS
+
+    if engines:
+        write_result("")
+        write_table(COLUMNS, [one.render_row() for one in engines], left_columns=LEFT_COLUMNS)
 
 
 def render_row(node: "NodeStatus", worker: str, count_age_s: float | None = None) -> list[str]:

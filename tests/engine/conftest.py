@@ -1,5 +1,6 @@
 """Models that the engine's tests share."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from engine.errors import MissingModel
 from engine.llm import LLM, LLMConfig, load_llm
 from engine.load import ComputeType, find_default_model
 from tests.engine.tiny_model import TinyModel
+from tests.kvstore.agent.agent_process import short_folder
 
 OpenTiny = Callable[..., LLM]
 
@@ -59,3 +61,11 @@ def open_tiny(tiny_path: Path) -> Iterator[OpenTiny]:
 def threads() -> None:
     """One thread, so that tests and other work on the machine do not slow each other down."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    path = short_folder()
+    yield path
+    shutil.rmtree(path)

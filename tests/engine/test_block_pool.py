@@ -121,3 +121,40 @@ def test_pool_gives_no_block_to_two_threads() -> None:
     with ThreadPoolExecutor(4) as workers:
         assert list(workers.map(use, range(1, 5))) == [0, 0, 0, 0]
     assert pool.free_blocks == 8
+
+
+def test_pool_hands_out_kept_blocks_last_and_the_longest_free_one_first() -> None:
+    pool = BlockPool(block_bytes=64, capacity_blocks=4)
+    block_ids = pool.allocate(3)
+    for block_id in block_ids:
+        pool.keep(block_id)
+    pool.release(reversed(block_ids))
+    assert pool.allocate(4)[1:] == list(reversed(block_ids))
+
+
+def test_pool_gives_a_kept_block_back_until_it_is_handed_out_anew() -> None:
+    pool = BlockPool(block_bytes=64, capacity_blocks=1)
+    (block_id,) = pool.allocate(1)
+    kept_as = pool.keep(block_id)
+    pool.release([block_id])
+    assert pool.is_free(block_id)
+    assert pool.take_kept(block_id, kept_as)
+    assert pool.take_kept(block_id, kept_as)
+    assert (pool.free_blocks, pool.is_free(block_id)) == (0, False)
+    pool.release([block_id, block_id])
+    pool.allocate(1)
+    assert not pool.has_kept(block_id, kept_as)
+    assert not pool.take_kept(block_id, kept_as)
+
+
+def test_pool_tells_when_blocks_become_free() -> None:
+    pool = BlockPool(block_bytes=64, capacity_blocks=2)
+    told = []
+    pool.on_free = lambda: told.append(pool.free_blocks)
+    block_ids = pool.allocate(2)
+    pool.retain(block_ids[:1])
+    pool.release(block_ids[:1])
+    assert told == []
+    pool.release(block_ids)
+    assert told == [2]
+    assert pool.freed_blocks == 2

@@ -167,6 +167,16 @@ UNUSABLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d.update(pre_tokenizer={"type": "Sequence", "pretokenizers": []}),
         "the last is ByteLevel",
     ),
+    "too many cuts": (
+        lambda d: d.update(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [{"type": "Digits"}] * 15
+                + [{"type": "ByteLevel", "add_prefix_space": False}, {"type": "Metaspace"}],
+            }
+        ),
+        "given 17 steps",
+    ),
     "unknown cut": (lambda d: d.update(pre_tokenizer={"type": "Metaspace"}), "another step"),
     "broken expression": (
         lambda d: d.update(

@@ -137,7 +137,10 @@ def _cuts_of(value: object, problems: list[str]) -> tuple[Cut, ...]:
     steps = value.get("pretokenizers") if isinstance(value, dict) else None
     steps = [value] if steps is None else steps
     cuts = []
-    for step in steps[:CUTS_MAX] if isinstance(steps, list) else []:
+    if isinstance(steps, list) and len(steps) > CUTS_MAX:
+        problems.append(f"pre_tokenizer: given {len(steps)} steps, expected at most {CUTS_MAX}")
+        return ()
+    for step in steps if isinstance(steps, list) else []:
         cut = _cut_of(step) if isinstance(step, dict) else None
         if cut is None:
             problems.append(f"pre_tokenizer: given {step!r:.200}, expected another step")

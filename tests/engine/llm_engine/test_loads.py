@@ -5,7 +5,6 @@ import pytest
 from kvstore.layout import BLOCK_TOKENS
 from tests.engine.llm_engine.driven import Kept
 from tests.engine.llm_engine.engine_bench import (
-    EngineBench,
     MakeRunner,
     answer_alone,
     bench,
@@ -200,16 +199,12 @@ def test_blocks_of_an_aborted_load_are_not_used_while_they_are_written() -> None
         (load,) = one.source.loads
         load.answer()
         one.step()
-        hold_on(one, load.references)
+        # As a source does that still writes: references of its own.
+        written = list(load.references)
+        one.runner.pool.retain(written)
         one.engine.abort("gone")
         one.add(request_of("next", prompt_of(100, 2), 1))
         one.finish()
         assert one.answers["gone"].finish_reason == "aborted"
         assert one.tokens("next") == answer_alone(llama, request_of("next", prompt_of(100, 2), 1))
-        one.runner.pool.release(one.late)
-
-
-def hold_on(one: EngineBench, block_ids: list[int]) -> None:
-    """As a source does that still writes: references of its own."""
-    one.late = list(block_ids)
-    one.runner.pool.retain(one.late)
+        one.runner.pool.release(written)

@@ -48,4 +48,4 @@ def test_ten_thousand_requests_are_answered_in_bounded_time_and_leave_nothing() 
     assert max(spells) < 1.25 * min(spells)
     assert bench.engine.close()
     bench.assert_all_is_free()
-    assert len(bench.engine._admission._index) <= status.pool_blocks
+    assert len(bench.engine._admission._prefixes.index) <= status.pool_blocks

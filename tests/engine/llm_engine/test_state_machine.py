@@ -33,6 +33,7 @@ from tests.engine.llm_engine.engine_bench import (
 )
 from tests.engine.llm_engine.moving import move
 
+
 @cache
 def stored_blocks() -> dict[bytes, bytes]:
     """What a store has of the prompts of `EngineMachine` from earlier."""
@@ -48,7 +49,15 @@ class EngineMachine(RuleBasedStateMachine):
     """One engine with a small pool. `detached` are the sequences that have left its schedule."""
 
     make_runner: MakeRunner = staticmethod(llama)
-    prompts = ((125, 1), (252, 0), (253, 2), (381, 0), (381, 3), (300, 4), (3, 5))
+    prompts: tuple[tuple[int, int], ...] = (
+        (125, 1),
+        (252, 0),
+        (253, 2),
+        (381, 0),
+        (381, 3),
+        (300, 4),
+        (3, 5),
+    )
     has_source = True
     state_slots = 5
     longest_answer = 150

@@ -1,11 +1,14 @@
 """A fit finds the coefficients that made the times, and says how far off it is."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
+from engine.fit_cost import warn_of_company
 from engine.scheduler.cost import PrefillCost
 from engine.scheduler.fit import Sample, fit_cost
 
@@ -82,3 +85,11 @@ def test_relative_errors_make_short_passes_count_as_much_as_long_ones() -> None:
 def test_fit_refuses_what_tells_nothing(samples: list[Sample], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         fit_cost(samples)
+
+
+@pytest.mark.parametrize(("median", "lines"), [(0.2, 0), (0.21, 1)])
+def test_times_that_fit_badly_are_told(median: float, lines: int) -> None:
+    fit = replace(
+        fit_cost(measure(PrefillCost(a0_s=0, a1_s=1e-3, a2_s=0, a3_s=0))), residual_median=median
+    )
+    assert len(warn_of_company(fit)) == lines

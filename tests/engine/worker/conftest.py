@@ -11,6 +11,7 @@ from engine.llm_engine import LLMEngine
 from engine.load import load_runner
 from engine.request import Request
 from engine.sampling import GREEDY, Sampling
+from engine.worker.options import Role
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalAgentOptions
 from tests.engine.worker.nano_folder import write_nano
@@ -67,10 +68,10 @@ def shared_site(nano_path: Path) -> Iterator[Site]:
         workers = {
             name: WorkerProcess(name, role, folder, nano_path, agent)
             for name, role in (
-                ("p01", "prefill"),
-                ("p02", "prefill"),
-                ("d01", "decode"),
-                ("d02", "decode"),
+                ("p01", Role.PREFILL),
+                ("p02", Role.PREFILL),
+                ("d01", Role.DECODE),
+                ("d02", Role.DECODE),
             )
         }
         agent_pid, node_pid = cluster.agents.pid("a01"), cluster.node_pid("n01")

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.worker import __main__ as command
+from engine.worker.address import WorkerAddress
+from engine.worker.main import LOST_HOST_S, _listen
 from engine.worker.options import SMALL_MODEL_BYTES, choose_threads, parse_memory_bytes
 from kvstore.socket_file import SocketFile
 from tests.kvstore.admin.command_line import cachalot, one_line
@@ -36,6 +39,7 @@ RIGHT = {"--role": "both", "--model": "none", "--listen": "127.0.0.1:0"}
     [
         ({"--role": "prefill"}, "--agent: given none, expected one, for the role prefill"),
         ({"--listen": "nowhere"}, "--listen: given 'nowhere', expected a path with a / in it"),
+        ({"--listen": "a..b:1"}, "--listen: given 'a..b:1', expected a path with a / in it"),
         ({"--name": "a b"}, "--name: given 'a b', expected 1 to 32 letters"),
         ({"--pool-memory": "4GB"}, "--pool-memory: given '4GB', expected a size such as"),
         ({"--pool-memory": "1KiB"}, "--pool-memory: given 1024 bytes, expected 1MiB or more"),
@@ -101,3 +105,16 @@ def test_small_model_has_one_thread_and_a_large_one_all_cores() -> None:
 )
 def test_memory_is_read_as_bytes(text: str, size_bytes: int) -> None:
     assert parse_memory_bytes("--pool-memory", text) == size_bytes
+
+
+def test_connections_of_a_host_that_vanishes_come_to_an_end() -> None:
+    with (
+        _listen(WorkerAddress(host="127.0.0.1", port=0)) as listening,
+        socket.create_connection(listening.listener.getsockname()[:2]),
+    ):
+        listening.listener.setblocking(True)
+        accepted, _ = listening.listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            wait_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert wait_ms == LOST_HOST_S * 1000

@@ -7,12 +7,13 @@ import signal
 import stat
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from engine.client import AnswerPart, EngineClient
-from engine.client_answer import WorkerLost
-from engine.client_connection import ClientDeadlines, converse
+from engine.client import AnswerPart, ClientDeadlines, EngineClient
+from engine.client.answer import WorkerLost
+from engine.client.conversation import converse
 from engine.errors import EnginesUnavailable, InvalidRequest
 from engine.sampling import GREEDY, Sampling
 from engine.worker.messages import (
@@ -24,10 +25,13 @@ from engine.worker.messages import (
     encode_frame,
     pack_tokens,
 )
+from engine.worker.options import Role
 from tests.engine.worker.conftest import Alone
+from tests.engine.worker.forked_worker import Fault
 from tests.engine.worker.worker_process import (
     PATIENT,
     Site,
+    WorkerProcess,
     ask,
     ask_for_ticket,
     generate,
@@ -36,7 +40,7 @@ from tests.engine.worker.worker_process import (
 )
 
 SEEDED = Sampling(temperature=0.9, top_k=50, seed=11)
-IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=4, between_tokens_s=1, busy_s=50)
+IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=2, between_tokens_s=1, busy_s=50)
 """For tests in which somebody stands still; whom it takes for lost by mistake costs only time."""
 
 
@@ -52,23 +56,25 @@ def client_of(site: Site, *names: str) -> EngineClient:
 # --- equal tokens
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED])
-@pytest.mark.parametrize("length", [1, 128, 133, 300])
+@pytest.mark.parametrize(
+    ("length", "sampling"),
+    [(1, SEEDED), (128, GREEDY), (133, SEEDED), (252, GREEDY), (300, SEEDED)],
+)
 async def test_prefill_hand_over_and_decode_are_one_engine(
     site: Site, alone: Alone, length: int, sampling: Sampling
 ) -> None:
     prompt = prompt_of(length)
-    found = await generate(client_of(site, "p01", "d01"), prompt, 20, sampling)
-    assert found == alone(prompt, 20, sampling)
+    found = await generate(client_of(site, "p01", "d01"), prompt, 8, sampling)
+    assert found == alone(prompt, 8, sampling)
 
 
 async def test_turn_after_an_answer_has_equal_tokens(site: Site, alone: Alone) -> None:
     prompt = prompt_of(300, seed=1)
     client = client_of(site, "p02", "d02")
-    first = await generate(client, prompt, 12)
+    first = await generate(client, prompt, 6)
     turn = [*prompt, *first, *prompt_of(40, seed=2)]
-    parts = [part async for part in client.generate(turn, max_tokens=8)]
-    assert [token for part in parts for token in part.token_ids] == alone(turn, 8)
+    parts = [part async for part in client.generate(turn, max_tokens=4)]
+    assert [token for part in parts for token in part.token_ids] == alone(turn, 4)
     report = parts[-1].report
     assert report is not None
     assert report.tried or (report.moves, len(report.engines)) == (1, 2)
@@ -78,9 +84,9 @@ async def test_clients_at_one_time_get_their_own_answers(site: Site, alone: Alon
     prompts = [prompt_of(length, seed=3) for length in (20, 150, 260, 40)]
     clients = [client_of(site), client_of(site)]
     answers = await asyncio.gather(
-        *(generate(clients[i % 2], prompt, 10 + i, SEEDED) for i, prompt in enumerate(prompts))
+        *(generate(clients[i % 2], prompt, 5 + i, SEEDED) for i, prompt in enumerate(prompts))
     )
-    assert answers == [alone(prompt, 10 + i, SEEDED) for i, prompt in enumerate(prompts)]
+    assert answers == [alone(prompt, 5 + i, SEEDED) for i, prompt in enumerate(prompts)]
 
 
 async def test_answer_of_one_token_is_not_handed_over(site: Site, alone: Alone) -> None:
@@ -94,12 +100,12 @@ async def test_answer_of_one_token_is_not_handed_over(site: Site, alone: Alone) 
 
 async def test_answer_ends_with_its_stop_token(site: Site, alone: Alone) -> None:
     prompt = prompt_of(50)
-    whole = alone(prompt, 20)
-    stop = whole[8]
+    whole = alone(prompt, 10)
+    stop = whole[4]
     parts = [
         part
         async for part in client_of(site, "p01", "d01").generate(
-            prompt, max_tokens=20, stop_ids=frozenset({stop})
+            prompt, max_tokens=10, stop_ids=frozenset({stop})
         )
     ]
     found = [token for part in parts for token in part.token_ids]
@@ -178,8 +184,8 @@ async def test_requests_of_a_client_that_goes_away_end(site: Site) -> None:
 
 
 async def test_killed_workers_cost_no_token(site: Site, alone: Alone) -> None:
-    prompt, found = prompt_of(200), list[int]()
-    parts = client_of(site).generate(prompt, max_tokens=150, sampling=SEEDED)
+    prompt, found = prompt_of(240), list[int]()
+    parts = client_of(site).generate(prompt, max_tokens=30, sampling=SEEDED)
     async for part in parts:
         assert part.position == len(found)
         found += part.token_ids
@@ -188,14 +194,14 @@ async def test_killed_workers_cost_no_token(site: Site, alone: Alone) -> None:
             site["p01"].kill()
         if len(found) == 7:
             site["d01"].kill()
-    assert found == alone(prompt, 150, SEEDED)
+    assert found == alone(prompt, 30, SEEDED)
 
 
 async def test_ticket_outlives_the_worker_that_made_it_and_is_good_once(
     site: Site, alone: Alone
 ) -> None:
     prompt = prompt_of(220)
-    said, ticket = await ask_for_ticket(site["p01"], submission(prompt, 30))
+    said, ticket = await ask_for_ticket(site["p01"], submission(prompt, 16))
     site["p01"].kill()
     resume = Resume(ticket=ticket)
     async with aclosing(converse(site["d01"].address, resume, PATIENT)) as answers:
@@ -205,15 +211,15 @@ async def test_ticket_outlives_the_worker_that_made_it_and_is_good_once(
                 break
     site["d01"].kill()
     found = [token for one in said if isinstance(one, Tokens) for token in one.token_ids]
-    assert found == alone(prompt, 30)[: len(found)]
+    assert found == alone(prompt, 16)[: len(found)]
     (refused,) = await ask(site["d02"].address, resume)
     assert isinstance(refused, Refused)
     assert refused.cause == "ticket"
-    rerun = submission(prompt, 30)
+    rerun = submission(prompt, 16)
     rerun.answered_ids = pack_tokens(found)
     rest = await ask(site["d02"].address, rerun)
     found += [token for one in rest if isinstance(one, Tokens) for token in one.token_ids]
-    assert found == alone(prompt, 30)
+    assert found == alone(prompt, 16)
     with pytest.raises(EnginesUnavailable, match=r"p01\.sock: no connection.*d01\.sock"):
         await generate(client_of(site, "p01", "d01"), [1, 2], 4)
 
@@ -223,7 +229,7 @@ async def test_ticket_outlives_the_worker_that_made_it_and_is_good_once(
 
 async def test_drained_worker_sends_its_sequences_on_at_any_token(site: Site, alone: Alone) -> None:
     prompt, found = prompt_of(120), list[int]()
-    parts = client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=160, sampling=SEEDED)
+    parts = client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=36, sampling=SEEDED)
     last: AnswerPart | None = None
     async for part in parts:
         assert part.position == len(found)
@@ -231,12 +237,12 @@ async def test_drained_worker_sends_its_sequences_on_at_any_token(site: Site, al
         last = part
         if len(found) == 3:
             site["d01"].send(signal.SIGTERM)
-        if len(found) == 60:
+        if len(found) == 14:
             assert site["d01"].wait() == 0
             site["d01"].start()
             site["d01"].wait_until_ready()
             site["d02"].send(signal.SIGTERM)
-    assert found == alone(prompt, 160, SEEDED)
+    assert found == alone(prompt, 36, SEEDED)
     assert last is not None
     assert last.report is not None
     assert last.report.tried or last.report.moves == 3
@@ -246,13 +252,13 @@ async def test_drained_worker_sends_its_sequences_on_at_any_token(site: Site, al
 async def test_draining_worker_refuses_and_what_ends_in_time_is_not_moved(
     site: Site, alone: Alone
 ) -> None:
-    worker = replace(site["d01"], name="d03", words=("--grace", "1000"))
+    worker = replace(site["d01"], name="d03", grace_s=1000.0)
     worker.start()
     try:
         worker.wait_until_ready()
         prompt, found = prompt_of(80), list[int]()
         endless = asyncio.ensure_future(ask(worker.address, submission(prompt, 4000)))
-        async with aclosing(converse(worker.address, submission(prompt, 60), PATIENT)) as answers:
+        async with aclosing(converse(worker.address, submission(prompt, 24), PATIENT)) as answers:
             async for answer in answers:
                 if isinstance(answer, Tokens):
                     found += answer.token_ids
@@ -263,7 +269,7 @@ async def test_draining_worker_refuses_and_what_ends_in_time_is_not_moved(
                     assert isinstance(refused, Refused)
                     assert refused.cause == "draining"
             assert isinstance(answer, Finished)
-        assert found == alone(prompt, 60)
+        assert found == alone(prompt, 24)
         assert worker.is_running
         worker.send(signal.SIGTERM)
         with pytest.raises(WorkerLost, match="closed the connection"):
@@ -276,15 +282,39 @@ async def test_draining_worker_refuses_and_what_ends_in_time_is_not_moved(
 
 async def test_interrupted_worker_ends_at_once_and_costs_no_token(site: Site, alone: Alone) -> None:
     prompt, found = prompt_of(90), list[int]()
-    async for part in client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=60):
+    async for part in client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=24):
         found += part.token_ids
         if len(found) == 4:
             site["d01"].send(signal.SIGINT)
-    assert found == alone(prompt, 60)
+    assert found == alone(prompt, 24)
     assert site["d01"].wait() == 0
     path = site["d01"].address.path
     assert path is not None
     assert not path.exists()
+
+
+# --- faults of the engine itself
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs"])
+async def test_worker_does_not_outlive_its_engine(
+    folder: Path, nano_path: Path, fault: Fault
+) -> None:
+    worker = WorkerProcess("b01", Role.BOTH, folder, nano_path, agent=None, fault=fault)
+    worker.start()
+    worker.wait_until_ready()
+    asked = asyncio.ensure_future(ask(worker.address, submission([1, 2], 4)))
+    async with asyncio.timeout(30):
+        while f"the engine {fault}" not in worker.log_path.read_text():
+            await asyncio.sleep(0.01)
+    if fault == "hangs":
+        await wait_until_status(worker, requests=1)
+        worker.send(signal.SIGINT)
+    with pytest.raises(WorkerLost, match="closed the connection"):
+        await asked
+    assert worker.wait() == 1
+    said = {"dies": "AssertionError", "hangs": "the engine hangs in a step"}[fault]
+    assert said in worker.log_path.read_text()
 
 
 # --- standing still
@@ -296,18 +326,18 @@ async def test_process_that_stands_still_costs_time_and_no_token(
 ) -> None:
     prompt, found = prompt_of(260, seed=ord(who[0])), list[int]()
     pids = {"agent": site.agent_pid, "node": site.node_pid}
-    pid = pids.get(who) or site[who].process.pid
+    pid = pids.get(who) or site[who].pid
     client = EngineClient(site.places(), deadlines=IMPATIENT, failures_max=100)
     if who == "p01":
         os.kill(pid, signal.SIGSTOP)
-    async for part in client.generate(prompt, max_tokens=30, sampling=SEEDED):
+    async for part in client.generate(prompt, max_tokens=12, sampling=SEEDED):
         assert part.position == len(found)
         found += part.token_ids
         if len(found) == (5 if who == "d01" else 1):
             os.kill(pid, signal.SIGSTOP)
-    assert found == alone(prompt, 30, SEEDED)
+    assert found == alone(prompt, 12, SEEDED)
     again = prompt_of(100, seed=ord(who[0]))
-    assert await generate(client, again, 6) == alone(again, 6)
+    assert await generate(client, again, 3) == alone(again, 3)
 
 
 async def test_socket_is_of_this_user_only(site: Site) -> None:

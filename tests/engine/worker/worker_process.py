@@ -2,20 +2,19 @@
 
 import asyncio
 import json
+import multiprocessing
 import os
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from engine.client import EngineClient
-from engine.client_connection import ClientDeadlines, converse
-from engine.client_places import EnginePlaces
+from engine.client import ClientDeadlines, EngineClient, EnginePlaces
+from engine.client.conversation import converse
 from engine.sampling import GREEDY, Sampling
 from engine.worker.address import WorkerAddress
 from engine.worker.messages import (
@@ -27,8 +26,9 @@ from engine.worker.messages import (
     Submit,
     pack_tokens,
 )
+from engine.worker.options import Role, WorkerOptions
+from tests.engine.worker.forked_worker import Fault, run_forked
 
-ROOT = Path(__file__).resolve().parents[3]
 START_S = 60.0
 END_S = 40.0
 TICKETS_TRIED_MAX = 20
@@ -37,18 +37,24 @@ PATIENT = ClientDeadlines(connect_s=30, first_token_s=50, between_tokens_s=50, b
 """For tests in which nobody stands still."""
 
 
+FORKS = multiprocessing.get_context("forkserver")
+# Also pytest: each process of multiprocessing imports the main module of its parent.
+FORKS.set_forkserver_preload(["pytest", "tests.engine.worker.preload"])
+
+
 @dataclass(eq=False)
 class WorkerProcess:
     """A worker of `role` at `folder`/NAME.sock. `start`, then `wait_until_ready`."""
 
     name: str
-    role: str
+    role: Role
     folder: Path
     model: Path
-    agent: Path
-    words: Sequence[str] = ("--grace", "0", "--sequences", "8", "--pool-blocks", "96")
-    process: subprocess.Popen[bytes] = field(init=False)
-    ready: dict[str, Any] = field(init=False)
+    agent: Path | None
+    grace_s: float = 0.0
+    fault: Fault | None = None
+    process: ForkServerProcess = field(init=False)
+    _ready: Connection = field(init=False)
 
     @property
     def address(self) -> WorkerAddress:
@@ -58,28 +64,43 @@ class WorkerProcess:
     def log_path(self) -> Path:
         return self.folder / f"{self.name}.log"
 
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
     def start(self) -> None:
-        command = [sys.executable, "-m", "engine.worker", "--role", self.role, "--name", self.name]
-        command += ["--listen", str(self.address), "--model", str(self.model)]
-        command += ["--agent", str(self.agent), "--threads", "1", *self.words]
-        with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, stdin=subprocess.DEVNULL
-            )
+        options = WorkerOptions(
+            role=self.role,
+            model=self.model,
+            listen=self.address,
+            agent=self.agent,
+            name=self.name,
+            pool_blocks=96,
+            sequences=8,
+            grace_s=self.grace_s,
+        )
+        self._ready, writer = FORKS.Pipe(duplex=False)
+        self.process = FORKS.Process(
+            target=run_forked, args=(options, writer, self.log_path, self.fault), daemon=True
+        )
+        self.process.start()
+        writer.close()
 
     def wait_until_ready(self) -> None:
-        assert self.process.stdout is not None
-        readable, _, _ = select.select([self.process.stdout], [], [], START_S)
-        line = self.process.stdout.readline() if readable else b""
+        """Until its ready line is there."""
+        has_line = self._ready.poll(START_S)
+        line = os.read(self._ready.fileno(), 4096) if has_line else b""
+        self._ready.close()
         assert line, self.log_path.read_text()
-        self.ready = json.loads(line)
+        assert json.loads(line)["pid"] == self.pid
 
     @property
     def is_running(self) -> bool:
-        return self.process.poll() is None
+        return self.process.is_alive()
 
     def send(self, number: int) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.process.kill()
@@ -87,10 +108,9 @@ class WorkerProcess:
 
     def wait(self) -> int:
         """The exit code."""
-        code = self.process.wait(END_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        self.process.join(END_S)
+        assert self.process.exitcode is not None, f"{self.name} goes on"
+        return self.process.exitcode
 
     async def status(self) -> dict[str, Any]:
         (answer,) = await ask(self.address, AskStatus())
@@ -113,8 +133,8 @@ class Site:
         """Those workers, or all."""
         chosen = [self.workers[name] for name in names or self.workers]
         return EnginePlaces(
-            prefill=tuple(one.address for one in chosen if one.role == "prefill"),
-            decode=tuple(one.address for one in chosen if one.role == "decode"),
+            prefill=tuple(one.address for one in chosen if one.role is Role.PREFILL),
+            decode=tuple(one.address for one in chosen if one.role is Role.DECODE),
         )
 
     def mend(self) -> None:

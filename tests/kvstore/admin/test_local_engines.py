@@ -1,19 +1,18 @@
 """Engine workers beside nodes and agents: which are wanted, who starts and who ends them."""
 
 import asyncio
-import os
+import json
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.client import EngineClient
-from engine.client_places import find_places
+from engine.client import EngineClient, find_places
 from kvstore.admin.engine_plan import choose_engines, name_engines, parse_engines
-from kvstore.admin.local_engines import check_engines, engine_command
+from kvstore.admin.local_engines import LocalEngines, check_engines, engine_command
 from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
 from kvstore.admin.node_process import ENGINE, is_command_of_node
 from kvstore.errors import InvalidArgument
@@ -124,6 +123,12 @@ async def first_tokens(folder: Path) -> list[int]:
     return [token async for part in parts for token in part.token_ids]
 
 
+def engines_in_status(folder: Path) -> list[dict[str, Any]]:
+    said = cachalot_here("status", "--cluster", folder / "cluster.toml", "--json", code=0)
+    engines: list[dict[str, Any]] = json.loads(said.stdout)["engines"]
+    return engines
+
+
 def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None:
     said = cachalot_json(
         "up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", MODEL
@@ -134,7 +139,11 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     assert engine["socket"] == str(folder / "engines" / "b01.sock")
     assert len(asyncio.run(first_tokens(folder))) == 3
 
-    os.kill(engine["pid"], signal.SIGKILL)
+    seen = {"engine": "b01", "state": "running", "pid": engine["pid"], "role": "both"}
+    seen["socket"] = engine["socket"]
+    assert engines_in_status(folder) == [seen]
+    LocalEngines(LocalFolder(folder)).kill("b01")
+    assert engines_in_status(folder) == [seen | {"state": "down", "pid": None}]
     (again,) = cachalot_json("up", "--dir", folder, "--no-gc")["engines"]
     assert again["is_started"]
     assert again["pid"] != engine["pid"]
@@ -145,6 +154,10 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
 
     line = one_line(cachalot_here("down", "--dir", folder, "--engine", "b02", code=2))
     assert line == "cachalot: --engine: given 'b02', expected one of the cluster: b01"
+    status = cachalot_here("status", "--cluster", folder / "cluster.toml", code=0).stdout
+    assert ["b01", "running", str(again["pid"]), "both", engine["socket"]] in [
+        line.split() for line in status.splitlines()
+    ]
     ended = cachalot("down", "--dir", folder, "--engine", "b01")
     assert ended.stdout == f"b01: stopped (process {again['pid']})\n"
     assert is_running(agent["pid"])

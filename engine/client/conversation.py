@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from .client_answer import WorkerLost
-from .worker.address import WorkerAddress
-from .worker.frames import read_frame
-from .worker.messages import (
+from ..worker.address import WorkerAddress
+from ..worker.frames import read_frame
+from ..worker.messages import (
     Answer,
     MalformedMessage,
     Request,
@@ -18,6 +17,7 @@ from .worker.messages import (
     decode_answer,
     encode_frame,
 )
+from .answer import WorkerLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,8 @@ async def converse(
                 return
             is_new = False
     finally:
-        writer.close()
+        # Not `close`, which waits until a worker that stands still has read the request.
+        writer.transport.abort()
 
 
 async def _connect(place: WorkerAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

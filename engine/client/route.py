@@ -1,4 +1,4 @@
-"""What a client knows of one answer, and what it asks next. Pure: no sockets, no clock.
+"""Whom a client asks next for an answer, and what. Pure: no sockets, no clock.
 
 Submit -> first token -> HandedOver(ticket) -> Resume -> tokens ... -> Finished
    ^                         | without a ticket             | lost, refused, failed
@@ -7,98 +7,32 @@ Submit -> first token -> HandedOver(ticket) -> Resume -> tokens ... -> Finished
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client_places import EnginePlaces, choose_worker
-from .errors import EnginesUnavailable
-from .request import FinishReason
-from .sampling import Sampling
-from .worker.address import WorkerAddress
-from .worker.messages import (
-    Failed,
-    HandedOver,
-    Refused,
-    Resume,
-    Submit,
-    Tokens,
-    pack_tokens,
-)
+from ..errors import EnginesUnavailable
+from ..worker.address import WorkerAddress
+from ..worker.messages import Failed, HandedOver, Refused, Resume, Submit
+from .answer import AnswerProgress, WorkerLost
+from .places import EnginePlaces
 
-
-class WorkerLost(Exception):
-    """A worker is gone, silent, or says what cannot be; the request goes on elsewhere."""
-
-
-@dataclass(slots=True, kw_only=True)
-class AnswerProgress:
-    """The answer so far. A position is given out once, and none is skipped."""
-
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    stop_ids: frozenset[int]
-    ttl_class: str
-    token_ids: list[int] = field(default_factory=list)
-    replay_first: int | None = None
-
-    def accept(self, tokens: Tokens) -> tuple[int, ...]:
-        """The tokens of a message that were not known before.
-
-        Raises WorkerLost for a worker that leaves tokens out, says others than were given out
-        before, or more than were asked for.
-        """
-        known = self.token_ids[tokens.position : tokens.position + len(tokens.token_ids)]
-        new = tokens.token_ids[len(known) :]
-        if tokens.position > len(self.token_ids):
-            raise WorkerLost(
-                f"it gave token {tokens.position} of the answer, expected {len(self.token_ids)}"
-            )
-        if known != list(tokens.token_ids[: len(known)]):
-            raise WorkerLost(f"its tokens from {tokens.position} on differ from those before")
-        if new and (self.finish_reason or len(self.token_ids) + len(new) > self.max_tokens):
-            raise WorkerLost("it gave tokens behind the end of the answer")
-        if not self.token_ids:
-            self.replay_first = tokens.replay_first
-        self.token_ids += new
-        return new
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer is whole, as far as that can be seen from its tokens."""
-        if self.token_ids and self.token_ids[-1] in self.stop_ids:
-            return "stop"
-        return "length" if len(self.token_ids) == self.max_tokens else None
-
-    def submission(self) -> Submit:
-        """The request as it is now."""
-        return Submit(
-            prompt_ids=pack_tokens(self.prompt_ids),
-            max_tokens=self.max_tokens,
-            temperature=self.sampling.temperature,
-            top_k=self.sampling.top_k,
-            top_p=self.sampling.top_p,
-            seed=self.sampling.seed,
-            stop_ids=tuple(sorted(self.stop_ids)),
-            ttl_class=self.ttl_class,
-            answered_ids=pack_tokens(self.token_ids),
-            replay_first=self.replay_first,
-        )
+TRIED_KEPT = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class Route:
     """Where a request goes, and where it has been. `failures_max`: faults after which it is given
-    up; a worker that is busy or draining, and a hand-over, are none."""
+    up; a worker that is busy or draining is none, nor is a hand-over, unless it brought no token.
+    """
 
     places: EnginePlaces
     failures_max: int
     moves: int = 0
     """Times that a sequence went from one worker to another with its cache."""
-    tried: list[str] = field(default_factory=list)
-    """What became of each attempt that did not end the answer."""
+    tried: deque[str] = field(default_factory=lambda: deque(maxlen=TRIED_KEPT))
+    """What became of the latest attempts that did not end the answer."""
     reports: list[dict[str, Any]] = field(default_factory=list)
     """Of workers that ended their part of the answer."""
     ticket: bytes | None = None
@@ -107,8 +41,15 @@ class Route:
     failures: Counter[WorkerAddress] = field(default_factory=Counter)
     refusals: Counter[WorkerAddress] = field(default_factory=Counter)
     """Of workers that do not take it now: since the answer last grew or was handed over."""
-    refused_rounds: int = 0
-    """Refusals in a row."""
+    draining: set[WorkerAddress] = field(default_factory=set)
+    """Workers that will not take it, however long it waits."""
+    setbacks: int = 0
+    """Refusals and faults in a row."""
+
+    @property
+    def vain_rounds(self) -> int:
+        """How often in a row all whom it could ask were asked in vain."""
+        return max(0, self.setbacks - len(self._candidates()) + 1)
 
     def next_worker(
         self, in_flight: Mapping[WorkerAddress, int], suspects: Collection[WorkerAddress] = ()
@@ -118,7 +59,7 @@ class Route:
         Raises EnginesUnavailable after too many faults.
         """
         if self.failures.total() >= self.failures_max:
-            raise EnginesUnavailable(self.tried)
+            raise EnginesUnavailable(tuple(self.tried))
         return choose_worker(
             self._candidates(),
             in_flight=in_flight,
@@ -133,11 +74,14 @@ class Route:
             return Resume(ticket=self.ticket)
         return progress.submission()
 
-    def note_hand_over(self, place: WorkerAddress, message: HandedOver) -> None:
-        """The worker has taken its hands off the request."""
+    def note_hand_over(self, place: WorkerAddress, message: HandedOver, *, has_grown: bool) -> None:
+        """The worker has taken its hands off the request. `has_grown`: it gave a token before."""
         self.note_progress()
         # Who sends a sequence away will not take it back.
         self.refusals[place] += 1
+        if not has_grown:
+            # Rightly so if it drains; but workers that only pass it on must be noticed.
+            self.failures[place] += 1
         self.reports.append(message.report)
         self.ticket = message.ticket
         self.is_without_prefill = message.ticket is None
@@ -149,20 +93,22 @@ class Route:
     def note_progress(self) -> None:
         """The request is taken care of."""
         self.refusals.clear()
-        self.refused_rounds = 0
+        self.setbacks = 0
 
     def note_refusal(self, place: WorkerAddress, message: Refused) -> None:
         """The worker does not take it now, or not with this ticket."""
         self.tried.append(f"{place}: {message.reason}")
+        self.setbacks += 1
         if message.cause == "ticket":
             self.ticket = None
             self.is_without_prefill = False
             # A ticket is good once: it cannot be refused again and again, but a worker that only
             # refuses must be noticed.
             self.failures[place] += 1
-        else:
-            self.refusals[place] += 1
-            self.refused_rounds += 1
+            return
+        self.refusals[place] += 1
+        if message.cause == "draining":
+            self.draining.add(place)
 
     def note_fault(
         self, place: WorkerAddress, message: Failed | WorkerLost, *, was_begun: bool
@@ -171,6 +117,7 @@ class Route:
         if it is not, the next worker says so."""
         detail = message.reason if isinstance(message, Failed) else str(message)
         self.tried.append(f"{place}: {detail}")
+        self.setbacks += 1
         self.failures[place] += 1
         if was_begun:
             self.ticket = None
@@ -180,7 +127,26 @@ class Route:
         if self.ticket is not None or self.is_without_prefill:
             return self.places.for_sequences
         prompts = self.places.for_prompts
-        if all(self.failures[place] for place in prompts):
+        if all(self.failures[place] or place in self.draining for place in prompts):
             # A worker that decodes can prefill too, only not as well.
             return prompts + self.places.decode
         return prompts
+
+
+def choose_worker(
+    places: Iterable[WorkerAddress],
+    *,
+    in_flight: Mapping[WorkerAddress, int],
+    failures: Mapping[WorkerAddress, int],
+    refusals: Mapping[WorkerAddress, int],
+    suspects: Collection[WorkerAddress] = (),
+) -> WorkerAddress:
+    """The worker that failed this request least often; of those one that has not been lost of late
+    to any request, of those the one that refused it least often, of those the one with the fewest
+    requests of this client in flight, then the first."""
+
+    def rank(place: WorkerAddress) -> tuple[int, bool, int, int]:
+        refused = refusals.get(place, 0)
+        return failures.get(place, 0), place in suspects, refused, in_flight.get(place, 0)
+
+    return min(places, key=rank)

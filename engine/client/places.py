@@ -6,12 +6,11 @@ decode worker, and b01.sock does both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InvalidRequest
-from .worker.address import WorkerAddress, parse_address
+from ..errors import InvalidRequest
+from ..worker.address import WorkerAddress, parse_address
 
 SOCKET_SUFFIX = ".sock"
 
@@ -57,22 +56,3 @@ def find_places(path: str) -> EnginePlaces:
     for socket_path in sorted(folder.glob(f"*{SOCKET_SUFFIX}")):
         found.get(socket_path.name[0], []).append(WorkerAddress(path=socket_path))
     return EnginePlaces(prefill=tuple(found["p"]), decode=tuple(found["d"]), both=tuple(found["b"]))
-
-
-def choose_worker(
-    places: Iterable[WorkerAddress],
-    *,
-    in_flight: Mapping[WorkerAddress, int],
-    failures: Mapping[WorkerAddress, int],
-    refusals: Mapping[WorkerAddress, int],
-    suspects: Collection[WorkerAddress] = (),
-) -> WorkerAddress:
-    """The worker that failed this request least often; of those one that has not been lost of late
-    to any request, of those the one that refused it least often, of those the one with the fewest
-    requests of this client in flight, then the first."""
-
-    def rank(place: WorkerAddress) -> tuple[int, bool, int, int]:
-        refused = refusals.get(place, 0)
-        return failures.get(place, 0), place in suspects, refused, in_flight.get(place, 0)
-
-    return min(places, key=rank)

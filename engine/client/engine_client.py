@@ -1,13 +1,7 @@
-"""The client of engine workers: one stream of tokens, whatever becomes of the workers behind it.
+"""Asks workers until an answer is whole: one that prefills, then with its ticket one that decodes.
 
-    client = EngineClient(find_places("D/engines"))
-    async for part in client.generate(prompt_ids, max_tokens=100):
-        print(part.token_ids, part.finish_reason)
-
-It asks a prefill worker, takes the first token and a ticket, and gives the ticket to a decode
-worker. A worker that is lost, or drains, costs the request time and none of its tokens: it goes on
-with a ticket, or is run again from the store with the tokens that were given out. Not for text:
-tokens in, tokens out. Nothing of the tensor library is loaded.
+A worker that is lost, or drains, costs the request time and none of its tokens: it goes on with a
+ticket, or is run again from the store with the tokens that were given out.
 """
 
 from __future__ import annotations
@@ -20,14 +14,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from .client_answer import AnswerProgress, Route, WorkerLost
-from .client_connection import ClientDeadlines, converse
-from .client_places import EnginePlaces
-from .errors import EnginesUnavailable, InvalidRequest
-from .request import FinishReason
-from .sampling import GREEDY, Sampling
-from .worker.address import WorkerAddress
-from .worker.messages import (
+from ..errors import EnginesUnavailable, InvalidRequest
+from ..request import FinishReason
+from ..sampling import GREEDY, Sampling
+from ..worker.address import WorkerAddress
+from ..worker.messages import (
     TOKENS_MAX,
     Failed,
     Finished,
@@ -35,6 +26,10 @@ from .worker.messages import (
     Refused,
     Tokens,
 )
+from .answer import AnswerProgress, WorkerLost
+from .conversation import ClientDeadlines, converse
+from .places import EnginePlaces
+from .route import Route
 
 FAILURES_MAX = 6
 SUSPECT_S = 10.0
@@ -117,59 +112,52 @@ class EngineClient:
         self, route: Route, progress: AnswerProgress, watch: _Watch
     ) -> AsyncGenerator[AnswerPart, None]:
         """Ask one worker after the other until the answer is whole."""
-        while True:
+        while progress.finish_reason is None:
+            await self._pause(route, watch)
             place = route.next_worker(self._in_flight, self._suspects())
             self._in_flight[place] += 1
-            finished: Finished | None = None
             try:
-                async with aclosing(self._ask(route, progress, place)) as answers:
-                    async for answer in answers:
-                        if isinstance(answer, Finished):
-                            finished = answer
-                        else:
-                            watch.note_token()
-                            yield answer
+                async with aclosing(self._ask(route, progress, place, watch)) as parts:
+                    async for part in parts:
+                        watch.note_token()
+                        yield part
             finally:
                 self._in_flight[place] -= 1
-            reason = finished.reason if finished else progress.finish_reason
-            if reason is not None:
-                report = watch.report(route)
-                yield AnswerPart(
-                    position=len(progress.token_ids),
-                    token_ids=(),
-                    finish_reason=reason,
-                    report=report,
-                )
-                return
-            await self._pause(route, watch)
+        yield AnswerPart(
+            position=len(progress.token_ids),
+            token_ids=(),
+            finish_reason=progress.finish_reason,
+            report=watch.report(route),
+        )
 
     async def _ask(
-        self, route: Route, progress: AnswerProgress, place: WorkerAddress
-    ) -> AsyncGenerator[AnswerPart | Finished, None]:
-        """New tokens from one worker, then Finished if it ended the answer; what else ended the
-        attempt is noted in the route."""
+        self, route: Route, progress: AnswerProgress, place: WorkerAddress, watch: _Watch
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """New tokens from one worker; what ended the attempt is noted."""
         message = route.next_message(progress)
+        asked_s, known = self._clock(), len(progress.token_ids)
         was_begun = False
         try:
             async with aclosing(converse(place, message, self._deadlines)) as answers:
                 async for answer in answers:
                     was_begun = True
+                    position = len(progress.token_ids)
                     match answer:
                         case Tokens():
-                            position = len(progress.token_ids)
-                            if new := progress.accept(answer):
-                                route.note_progress()
-                                yield AnswerPart(position=position, token_ids=new)
+                            new = progress.accept(answer)
+                            route.note_progress()
+                            yield AnswerPart(position=position, token_ids=new)
                         case Finished():
+                            progress.finish(answer)
                             route.reports.append(answer.report)
-                            yield answer
                         case HandedOver():
-                            route.note_hand_over(place, answer)
+                            route.note_hand_over(place, answer, has_grown=position > known)
                         case Refused(cause="invalid"):
                             raise InvalidRequest(
                                 "request", given=answer.reason, expected="one that a worker takes"
                             )
                         case Refused():
+                            watch.refused_s += self._clock() - asked_s
                             route.note_refusal(place, answer)
                         case Failed():
                             route.note_fault(place, answer, was_begun=True)
@@ -185,15 +173,15 @@ class EngineClient:
         return {place for place, lost_at_s in self._lost_at_s.items() if lost_at_s > since_s}
 
     async def _pause(self, route: Route, watch: _Watch) -> None:
-        """Wait a moment if workers are busy or lost. Raises EnginesUnavailable after long."""
-        rounds = route.refused_rounds + route.failures.total()
-        if not rounds:
+        """Wait a moment if everybody was asked in vain. Raises EnginesUnavailable after long."""
+        if not route.vain_rounds:
             return
-        if route.refused_rounds and watch.waited_s > self._deadlines.busy_s:
-            raise EnginesUnavailable(route.tried)
-        pause_s = min(PAUSE_FIRST_S * 2.0 ** min(rounds - 1, 16), PAUSE_MAX_S)
-        watch.waited_s += pause_s
+        if route.refusals and watch.refused_s > self._deadlines.busy_s:
+            raise EnginesUnavailable(tuple(route.tried))
+        pause_s = min(PAUSE_FIRST_S * 2.0 ** min(route.vain_rounds - 1, 16), PAUSE_MAX_S)
         await self._sleep(pause_s)
+        if route.refusals:
+            watch.refused_s += pause_s
 
 
 class _Watch:
@@ -203,7 +191,8 @@ class _Watch:
         self._clock = clock
         self._start_s = clock()
         self._first_s: float | None = None
-        self.waited_s = 0.0
+        self.refused_s = 0.0
+        """What refusals and the waits behind them took."""
 
     def note_token(self) -> None:
         if self._first_s is None:

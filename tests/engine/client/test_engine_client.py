@@ -1,0 +1,181 @@
+"""The client against workers that say what a test wants."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.client import ClientDeadlines, EngineClient, EnginePlaces
+from engine.errors import EnginesUnavailable, InvalidRequest
+from engine.request import Request
+from engine.worker.address import WorkerAddress
+from engine.worker.messages import Answer, Failed, Finished, HandedOver, Refused, Status, Tokens
+from tests.engine.worker.scripted_worker import WHOLE, say, serving
+
+
+async def tokens_of(client: EngineClient, max_tokens: int = 4) -> list[int]:
+    parts = client.generate([1, 2], max_tokens=max_tokens)
+    return [token async for part in parts for token in part.token_ids]
+
+
+async def test_client_carries_the_ticket_and_the_reports(folder: Path) -> None:
+    first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t", report={"hit_tokens": 1}))
+    rest = (Tokens(position=1, token_ids=(6,)), Finished(reason="length", report={"n": 2}))
+    async with (
+        serving(folder, "p", say(*first)) as (_, prefill),
+        serving(folder, "d", say(*rest)) as (desk, decode),
+    ):
+        client = EngineClient(EnginePlaces(prefill=(prefill,), decode=(decode,)))
+        parts = [part async for part in client.generate([1], max_tokens=4)]
+        assert [part.token_ids for part in parts] == [(5,), (6,), ()]
+        assert parts[-1].finish_reason == "length"
+        assert parts[-1].report is not None
+        assert parts[-1].report.engines == ({"hit_tokens": 1}, {"n": 2})
+        assert desk.asked == [b"t"]
+
+
+async def test_client_waits_and_asks_again_when_workers_are_busy(folder: Path) -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    def script(asked: Request | bytes) -> list[Answer]:
+        return [Refused(reason="busy", cause="busy")] if len(pauses) < 4 else list(WHOLE)
+
+    async with serving(folder, "b", script) as (_, place):
+        client = EngineClient(EnginePlaces(both=(place,)), sleep=sleep)
+        assert await tokens_of(client) == [5, 6]
+        assert pauses == [0.02, 0.04, 0.08, 0.16]
+
+
+async def test_client_gives_up_when_workers_are_busy_for_too_long(folder: Path) -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+
+    async with serving(folder, "b", say(Refused(reason="busy", cause="busy"))) as (_, place):
+        client = EngineClient(
+            EnginePlaces(both=(place,)),
+            sleep=sleep,
+            deadlines=ClientDeadlines(busy_s=5),
+            clock=lambda: 0.0,
+        )
+        with pytest.raises(EnginesUnavailable, match="busy"):
+            await tokens_of(client)
+        assert 5 < sum(pauses) < 7
+
+
+async def test_time_that_busy_workers_take_to_say_so_counts_as_waiting(folder: Path) -> None:
+    now_s = 0.0
+
+    def slowly(asked: Request | bytes) -> list[Answer]:
+        nonlocal now_s
+        now_s += 2.0
+        return [Refused(reason="busy", cause="busy")]
+
+    async with serving(folder, "b", slowly) as (desk, place):
+        client = EngineClient(
+            EnginePlaces(both=(place,)),
+            sleep=_sleep_not,
+            deadlines=ClientDeadlines(busy_s=5),
+            clock=lambda: now_s,
+        )
+        with pytest.raises(EnginesUnavailable):
+            await tokens_of(client)
+        assert len(desk.asked) == 3
+
+
+async def test_client_gives_up_after_a_bounded_number_of_faults(folder: Path) -> None:
+    async with serving(folder, "b", say(Failed(reason="no room"))) as (desk, place):
+        client = EngineClient(EnginePlaces(both=(place,)), failures_max=3, sleep=_sleep_not)
+        with pytest.raises(EnginesUnavailable, match=r"after 3 attempt\(s\)"):
+            await tokens_of(client)
+        assert len(desk.asked) == 3
+
+
+async def test_client_runs_again_with_the_tokens_that_it_has_given_out(folder: Path) -> None:
+    def script(asked: Request | bytes) -> list[Answer]:
+        assert isinstance(asked, Request)
+        if not asked.answered_ids:
+            return [Tokens(position=0, token_ids=(5,), replay_first=128), Failed(reason="lost")]
+        return [Tokens(position=1, token_ids=(6,)), Finished(reason="length")]
+
+    async with serving(folder, "b", script) as (desk, place):
+        client = EngineClient(EnginePlaces(both=(place,)), sleep=_sleep_not)
+        assert await tokens_of(client) == [5, 6]
+        again = desk.asked[1]
+        assert isinstance(again, Request)
+        assert (again.answered_ids, again.replay_first) == ((5,), 128)
+
+
+async def test_client_ends_an_answer_that_is_whole_when_its_worker_is_lost(folder: Path) -> None:
+    script = say(Tokens(position=0, token_ids=(5, 6)), Failed(reason="lost"))
+    async with serving(folder, "b", script) as (desk, place):
+        client = EngineClient(EnginePlaces(both=(place,)), sleep=_sleep_not)
+        assert await tokens_of(client, max_tokens=2) == [5, 6]
+        assert len(desk.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Status(document={}),
+        Finished(reason="length"),
+        Tokens(position=3, token_ids=(1,)),
+        Tokens(position=0, token_ids=()),
+        Tokens(position=0, token_ids=(1,) * 9),
+    ],
+)
+async def test_worker_that_makes_no_sense_is_left_for_another(folder: Path, wrong: Answer) -> None:
+    async with (
+        serving(folder, "a", say(wrong)) as (_, senseless),
+        serving(folder, "b", say(*WHOLE)) as (_, sound),
+    ):
+        client = EngineClient(EnginePlaces(both=(senseless, sound)), sleep=_sleep_not)
+        assert await tokens_of(client) == [5, 6]
+
+
+async def test_what_no_worker_would_take_is_an_error_of_the_caller(folder: Path) -> None:
+    async with serving(folder, "b", say(Refused(reason="too long", cause="invalid"))) as (_, place):
+        client = EngineClient(EnginePlaces(both=(place,)))
+        with pytest.raises(InvalidRequest, match="too long"):
+            await tokens_of(client)
+        for prompt, max_tokens in (([], 4), ([-1], 4), ([2**31], 4), ([1], 0)):
+            with pytest.raises(InvalidRequest):
+                await anext(client.generate(prompt, max_tokens=max_tokens))
+
+
+async def _sleep_not(pause_s: float) -> None:
+    """Time does not matter here."""
+
+
+async def test_workers_that_pass_a_request_round_for_ever_are_noticed(folder: Path) -> None:
+    for name, ticket in (("a", None), ("b", b"t")):
+        async with serving(folder, name, say(HandedOver(ticket=ticket))) as (desk, place):
+            client = EngineClient(EnginePlaces(both=(place,)), failures_max=4, sleep=_sleep_not)
+            with pytest.raises(EnginesUnavailable):
+                await tokens_of(client)
+            assert len(desk.asked) == 4
+
+
+async def test_client_lets_go_of_a_worker_that_does_not_read(folder: Path) -> None:
+    path = folder / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        deadlines = ClientDeadlines(first_token_s=0.01)
+        places = EnginePlaces(both=(WorkerAddress(path=path),))
+        client = EngineClient(places, deadlines=deadlines, failures_max=1)
+        with pytest.raises(EnginesUnavailable, match="nothing from it"):
+            # More than the socket holds, so that some of it is still to be sent.
+            await anext(client.generate([1] * (1 << 20), max_tokens=1))
+        connection, _ = deaf.accept()
+        received_bytes = 0
+        with connection:
+            connection.setblocking(False)
+            while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
+                received_bytes += len(data)
+        assert received_bytes < 4 << 20, "the rest of the request was kept for it"
