@@ -6,7 +6,8 @@ the length of its prompt, and the position of a bounded replay), never on how it
 nor on what ran beside it.
 """
 
-from collections.abc import Callable, Sequence as Run
+from collections.abc import Callable
+from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 

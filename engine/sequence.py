@@ -39,5 +39,5 @@ class Sequence:
 
     @property
     def replay_first(self) -> int | None:
-        """Where the bounded replay began that this sequence's cache comes from, None without one."""
+        """Where the bounded replay began that its cache comes from, None without one."""
         return self.hit.hit_tokens if self.hit.replay_tokens else None
