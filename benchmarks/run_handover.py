@@ -53,11 +53,16 @@ def sending_process(length: int) -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         child = os.fork()
         if child == 0:
-            _send_on_demand(listener.getsockname(), length)
+            try:
+                _send_on_demand(listener.getsockname(), length)
+            finally:
+                os._exit(0)  # whatever happens: what is behind this is the parent's
         connection, _ = listener.accept()
-    with connection:
-        yield connection
-    os.waitpid(child, 0)
+    try:
+        with connection:
+            yield connection
+    finally:
+        os.waitpid(child, 0)
 
 
 def _send_on_demand(address: tuple[str, int], length: int) -> None:
@@ -65,7 +70,6 @@ def _send_on_demand(address: tuple[str, int], length: int) -> None:
         content = bytes(length)
         while connection.recv(1):
             connection.sendall(content)
-    os._exit(0)
 
 
 def copy_over_socket(connection: socket.socket, into: memoryview) -> None:

@@ -123,8 +123,7 @@ class Admission:
 
     def fell_short(self, job: Job) -> None:
         """A pass over it was ended because its prefix did not come in time."""
-        self._memory.begin_anew(job.sequence)
-        job.is_started = False
+        self._take_back_start(job)
         job.waits_for_end = True
 
     def overdue(self) -> Job | None:
@@ -212,7 +211,8 @@ class Admission:
             window = outcome.window
         is_whole = outcome.blocks >= plan.stored_blocks
         if not is_whole or (plan.window_anchor is not None and window is None):
-            assert not job.is_started, "a pass went on with what had not come"
+            if job.is_started:
+                self._take_back_start(job)
             self._counts.short_loads += 1
             plan = self._prefixes.choose(job, self._prefixes.come(job, outcome))
             window = self._prefixes.window_at(job, plan.window_anchor)
@@ -241,6 +241,11 @@ class Admission:
         if begun is not None and begun.replay_first is not None and not plan.replay_tokens:
             self._counts.changed_prefixes += 1
             job.replay_first = None
+
+    def _take_back_start(self, job: Job) -> None:
+        """It was begun while its prefix arrived, and no pass over it went through."""
+        self._memory.begin_anew(job.sequence)
+        job.is_started = False
 
     # Short of blocks ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 1 << 20
 KEYS_PER_MESSAGE_MAX = 16_384
 """Blocks of a prompt of two million tokens."""
+TICKET_BYTES = 16
 OFFER_TTL_S_MAX = 120.0
 """A run that nobody takes holds memory so long, also if the engine that offered it is gone."""
 HEAD = struct.Struct("<II")
@@ -32,7 +33,7 @@ JoinedKeys: TypeAlias = Annotated[bytes, Meta(max_length=32 * KEYS_PER_MESSAGE_M
 Key: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
 NamespaceId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Fingerprint: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Ticket: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Ticket: TypeAlias = Annotated[bytes, Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
 """Random: who knows it may take what was offered."""
 RunBlocks: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 SectionRow: TypeAlias = tuple[ShortName, Count]

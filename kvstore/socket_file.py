@@ -47,7 +47,8 @@ def remove_stale_socket(path: Path) -> None:
     try:
         with open(path.with_name(path.name + LOCK_SUFFIX), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
     except (FileNotFoundError, BlockingIOError):
         return
 

@@ -150,6 +150,10 @@ class LeaseBook:
     def size_bytes(self) -> int:
         return self._allocator.size_bytes
 
+    def can_hold(self, layout: BlockLayout, blocks: int) -> bool:
+        """Whether a run of so many blocks fits in the arena if nobody else is there."""
+        return choose_blocks_that_fit(layout, blocks, self.size_bytes) == blocks
+
     def states(self) -> dict[str, int]:
         """Number of runs in each state."""
         counts = {state.value: 0 for state in RunState}

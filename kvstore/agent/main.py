@@ -23,6 +23,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn, TypeAlias
 
+from ..agent_messages import TICKET_BYTES
 from ..client.store_client import StoreClient
 from ..event_log import set_up_logging
 from ..identity import DISTRIBUTION
@@ -31,7 +32,6 @@ from ..socket_file import SocketFile
 from .assembly import Agent, AgentPlace, open_arena
 from .fault import is_fault
 from .memory_check import check_memory, read_memory_left
-from .offers import TICKET_BYTES
 from .options import AgentOptions, Role, fit_name, role_names
 from .peer_listener import listen_for_peers
 

@@ -64,6 +64,8 @@ class OfferRequests:
             lease = arena.offers.take(wanted, owner=session.number, namespace=request.namespace)
             return Reply(NO_RUN) if lease is None else arena.runs.tell(lease)
         check_host(request.host)
+        if not arena.runs.book.can_hold(opened.namespace.layout, request.blocks):
+            return Reply(NO_RUN)
         wish = arena.runs.ask(
             owner=session.number,
             namespace=request.namespace,

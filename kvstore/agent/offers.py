@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from ..agent_messages import TICKET_BYTES
 from ..window.record import layout_prefix_of
 from .leases import Lease, LeaseBook
 from .replies import RequestRefused
 
 OFFERS_MAX = 1024
-TICKET_BYTES = 16
 EXPIRE_INTERVAL_S = 0.25
 """A run whose time is up is free so much later at most; nobody can take it meanwhile."""
 
@@ -57,7 +57,8 @@ class _Offer:
 class OfferBook:
     """All offers of one agent. `make_ticket` gives 16 random bytes.
 
-    All runs on offer have at most `bytes_max` bytes together; one alone may have more.
+    All runs on offer but the largest have at most `bytes_max` bytes together: a long sequence can
+    be handed over, whose state is a second run, and many of them do not fill the arena.
     """
 
     def __init__(
@@ -155,8 +156,12 @@ class OfferBook:
     def _why_full(self, run_bytes: int) -> str:
         if len(self._offers) >= self._offers_max:
             return f"{len(self._offers)} runs are offered already"
-        if self._offers and self._bytes + run_bytes > self._bytes_max:
-            return f"{self._bytes} bytes of runs are offered already, at most {self._bytes_max}"
+        sizes = [offer.lease.layout.run_bytes for offer in self._offers.values()]
+        if self._bytes + run_bytes - max([run_bytes, *sizes]) > self._bytes_max:
+            return (
+                f"{self._bytes} bytes of runs are offered already, "
+                f"at most {self._bytes_max} beside the largest run"
+            )
         return ""
 
     def _forget(self, ticket: bytes) -> None:

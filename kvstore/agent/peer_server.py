@@ -1,8 +1,9 @@
 """Serves an agent to the agents of other hosts, over TCP, in the frames of the data plane.
 
-What is answered is the business of `peer_answers`. A record is sent out of the pool's own memory;
-if it is overwritten meanwhile, the reader's checksum says so. One request of a connection is served
-at a time. A frame that is none closes its connection, with one line in the log, and nothing else.
+What is answered is the business of `peer_answers`. A record, or a piece of a run, is sent out of
+the memory in which it lies; if it is overwritten meanwhile, its reader finds out. One request of a
+connection is served at a time. A frame that is none closes its connection, with one line in the
+log, and nothing else.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class ReceiveCounters:
 
     asked: int = 0
     skipped: int = 0
-    """The host is known not to answer, or too much waits for it."""
+    """The host was not asked: it had just failed, or too many runs were on their way."""
     remote_found: int = 0
     remote_absent: int = 0
     remote_rejected: int = 0
@@ -108,9 +108,6 @@ class RunReceiver:
             self.counters.skipped += 1
             return False
         end = await take_remote(channel, wanted, into, deadline_s=deadline_s, loop=self._loop)
-        if end is RemoteEnd.UNREACHABLE and channel.health.is_available:
-            self.counters.skipped += 1  # it was not even asked
-            return False
         if end is RemoteEnd.LATE and deadline_s >= FAIR_DEADLINE_S:
             channel.health.on_failed()
         name = f"remote_{end.value}"

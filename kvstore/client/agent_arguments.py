@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from ..agent_messages import KEYS_PER_MESSAGE_MAX, OFFER_TTL_S_MAX
+from ..agent_messages import KEYS_PER_MESSAGE_MAX, OFFER_TTL_S_MAX, TICKET_BYTES
 from ..arena.run_layout import RUN_BLOCKS_MAX
 from ..errors import InvalidArgument
 from ..key import NAMESPACE_ID_BYTES, Namespace, TokenIds
@@ -19,7 +19,6 @@ from .arguments import check_deadline, check_keys
 
 DEADLINE_S_MAX = 3600.0
 """The longest that an agent takes; longer ones are cut to it."""
-TICKET_BYTES = 16
 FINGERPRINT_BYTES = 32
 HOST_CHARS_MAX = 64
 CLIENT_NAME_MAX = 128

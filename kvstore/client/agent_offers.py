@@ -23,11 +23,20 @@ class AgentOffers:
         self._runs = runs
         self._loop = loop
 
-    def begin_offer(
+    async def offer(self, connection: AgentConnection, run: ArenaRun, *, ttl_s: float) -> RunOffer:
+        """Offers the run. If this is cancelled, nobody will know of the offer: it is withdrawn,
+        also where it was just made."""
+        outcome = self._begin_offer(connection, run, ttl_s=ttl_s)
+        try:
+            return await outcome
+        except asyncio.CancelledError:
+            if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
+                self._forget(connection, outcome.result().ticket)
+            raise
+
+    def _begin_offer(
         self, connection: AgentConnection, run: ArenaRun, *, ttl_s: float
     ) -> asyncio.Future[RunOffer]:
-        """Offers the run. If nobody waits for the answer any more when it comes, nobody can take
-        the run, and it is withdrawn."""
         connection.check_own_run(run)
         session = connection.session
         outcome: asyncio.Future[RunOffer] = self._loop.create_future()

@@ -110,7 +110,7 @@ class AgentRunCalls(AgentAccess):
         """
         self._check_open("offer_run")
         ttl_s = bound_ttl(ttl_s)
-        return await self._offers.begin_offer(self._link.connection, run, ttl_s=ttl_s)
+        return await self._offers.offer(self._link.connection, run, ttl_s=ttl_s)
 
     async def take_run(
         self, namespace: Namespace, offer: RunOffer, *, deadline_s: float = 2.0

@@ -327,18 +327,20 @@ class StoreClient:
         return await forget_blocks(context, keys, first_block, check_deadline(deadline_s))
 
     async def node_reports(self, *, deadline_s: float = 2.0) -> list[NodeReport]:
-        """What each node says of itself, in the map's order; also of nodes that do not answer.
+        """What each node says of itself, in the map's order; also of nodes that do not answer
+        within `deadline_s`.
 
         The map is looked at first, and once more if a node failed: one that follows a newer map
         already refuses who does not, and must not seem dead for that.
         """
-        deadline_s = check_deadline(deadline_s)
+        due_s = self._shared.clock() + check_deadline(deadline_s)
         self._context("node_reports")
         self._look_at_map()
         reports = await ask_statistics(self._shared, deadline_s)
         if all(report.is_alive for report in reports) or not self._look_at_map():
             return reports
-        return await ask_statistics(self._shared, deadline_s)
+        left_s = due_s - self._shared.clock()
+        return await ask_statistics(self._shared, left_s) if left_s > 0 else reports
 
     async def ask_policy(self, *, turn: int = 0, deadline_s: float = 1.0) -> RetentionPolicy:
         """For agents: the retention policy that one node has, number `turn` of the map's, counted

@@ -1,7 +1,7 @@
-"""Connections to the agents of other hosts, for window records: a bounded number, least used out.
+"""Connections to the agents of other hosts: a bounded number, least used out.
 
-An agent is reached at an address that the directory told. Each has a circuit breaker, so that a
-host which does not answer costs one deadline and not one for each of its records.
+An agent is reached at an address that the directory told, or an offer of a run. Each has a circuit
+breaker, so that a host which does not answer costs one deadline and not one for each question.
 """
 
 from __future__ import annotations

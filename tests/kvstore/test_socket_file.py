@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import InvalidArgument, StoreError
-from kvstore.socket_file import SocketFile
+from kvstore.socket_file import SocketFile, remove_stale_socket
 from tests.kvstore.agent.agent_process import ROOT, short_folder
 
 
@@ -197,3 +197,35 @@ def test_lock_holds_although_somebody_removed_and_made_the_file_anew(folder: Pat
         with pytest.raises(StoreError, match="serves it"):
             SocketFile(path, 8)
         connect(path)
+
+
+def leave_socket(path: Path) -> None:
+    """As a server does that is killed."""
+    with SocketFile(path, 7) as held:
+        held.keep_lock()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.fspath(path))
+
+
+def test_socket_that_was_left_is_removed(folder: Path) -> None:
+    leave_socket(folder / "a.sock")
+    remove_stale_socket(folder / "a.sock")
+    assert not (folder / "a.sock").exists()
+    remove_stale_socket(folder / "a.sock")
+    remove_stale_socket(folder / "none.sock")
+
+
+def test_socket_that_is_served_again_stays_when_stale_ones_are_removed(folder: Path) -> None:
+    leave_socket(folder / "a.sock")
+    with SocketFile(folder / "a.sock", 8):
+        remove_stale_socket(folder / "a.sock")
+        connect(folder / "a.sock")
+
+
+def test_what_is_no_socket_stays_when_stale_ones_are_removed(folder: Path) -> None:
+    path = folder / "a.sock"
+    leave_socket(path)
+    path.unlink()
+    path.write_text("mine")
+    remove_stale_socket(path)
+    assert path.read_text() == "mine"

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine.errors import HandoverRefused
 from engine.handover.receiver import Arrival, HandoverReceiver
 from engine.handover.sender import HandoverSender
+from engine.handover.ticket import read_ticket, write_ticket
 from engine.request import Request
 from engine.sampling import Sampling
 from engine.sequence import Sequence
 from engine.store_faults import StoreFaults
 from kvstore.client import BlockingAgentClient
-from tests.engine.handover.conftest import OpenEngine
-from tests.engine.handover.lone_engine import LoneEngine
+from tests.engine.handover.lone_engine import LoneEngine, OpenEngine
 from tests.engine.handover.waiting import wait_for
+from tests.kvstore.agent.agent_process import AgentProcess
 
 SAMPLED = Sampling(temperature=0.8, top_k=50, seed=11)
+
+
+def arena_runs(agent: AgentProcess) -> int:
+    """Runs that somebody has, or that wait."""
+    return int(agent.status()["arena"]["runs"])
+
+
+def changed(ticket: bytes, **fields: object) -> bytes:
+    """The ticket with other fields."""
+    return write_ticket(msgspec.structs.replace(read_ticket(ticket), **fields))
 
 
 def request_of(
@@ -36,6 +49,11 @@ def request_of(
         ttl_class=ttl_class,
         answered_ids=answered_ids,
     )
+
+
+REQUEST = request_of(140)
+"""A complete block and an open one."""
+SHORT = request_of(5)
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +10,19 @@ import pytest
 from engine.load import load_runner
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import AgentClient, BlockingAgentClient
-from tests.engine.handover.lone_engine import LoneEngine, nano_runner
+from tests.engine.handover.bench import Handover, arena_runs
+from tests.engine.handover.lone_engine import LoneEngine, OpenEngine, nano_runner
+from tests.engine.handover.waiting import wait_for
 from tests.kvstore.agent.agent_process import AgentProcess
-
-OpenEngine = Callable[..., LoneEngine]
 
 AGENT_WORDS = ("--arena", "16MiB", "--window-memory", "4MiB")
 
 
 @pytest.fixture(scope="session")
 def handover_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Nobody saves or fetches; an agent wants a cluster that it could."""
+    """Nobody saves or fetches here, but no agent begins without a cluster."""
     folder = tmp_path_factory.mktemp("handover")
-    with LocalCluster.start(folder / "c", nodes=3, k=2, m=1, target_size_bytes=64 << 20) as cluster:
+    with LocalCluster.start(folder / "c", nodes=1, k=1, m=0, target_size_bytes=64 << 20) as cluster:
         yield cluster.cluster_path
 
 
@@ -34,10 +34,17 @@ def agent(handover_cluster: Path) -> Iterator[AgentProcess]:
 
 
 @pytest.fixture(scope="session")
-def other_agent(handover_cluster: Path) -> Iterator[AgentProcess]:
-    """That of another host."""
+def other_process(handover_cluster: Path) -> Iterator[AgentProcess]:
     with AgentProcess(handover_cluster, AGENT_WORDS) as process:
         yield process
+
+
+@pytest.fixture
+def other_agent(other_process: AgentProcess) -> AgentProcess:
+    """That of another host, which a test may end."""
+    if other_process.process.poll() is not None:
+        other_process.start()
+    return other_process
 
 
 @pytest.fixture
@@ -71,3 +78,16 @@ def open_engine(family: str, tiny_path: Path) -> OpenEngine:
         return LoneEngine(loaded.runner)
 
     return open_one
+
+
+@pytest.fixture
+def handover(
+    open_engine: OpenEngine, client: BlockingAgentClient, agent: AgentProcess
+) -> Iterator[Handover]:
+    """Whatever the test does, at its end pools, slots and the arena are as they were."""
+    made = Handover.between(open_engine, client, client)
+    free = made.source.free(), made.target.free()
+    yield made
+    made.close()
+    assert (made.source.free(), made.target.free()) == free
+    wait_for(lambda: arena_runs(agent) == 0)

@@ -5,6 +5,7 @@ It is a `ReceivingEngine`, as `LLMEngine` is one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -136,3 +137,6 @@ class LoneEngine:
         marks = self.runner.pack_state(sequence, memoryview(state) if layout else None)
         blocks = [bytes(pool.buffer(block_id)) for block_id in complete]
         return blocks, self.runner.open_block_bytes(sequence), bytes(state), marks
+
+
+OpenEngine = Callable[..., LoneEngine]

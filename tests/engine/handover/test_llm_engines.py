@@ -20,10 +20,10 @@ from engine.request import Request, TokenEvent
 from engine.store_faults import StoreFaults
 from kvstore.client import BlockingAgentClient
 from tests.engine.handover.bench import request_of
-from tests.engine.handover.conftest import OpenEngine
+from tests.engine.handover.lone_engine import OpenEngine
 from tests.engine.handover.waiting import wait_for
 
-REQUESTS = [replace(request_of(length), max_tokens=8) for length in (300, 1, 125, 128)]
+REQUESTS = [replace(request_of(length), max_tokens=6) for length in (200, 1, 125, 128)]
 
 OpenWorker = Callable[[], "Worker"]
 
@@ -134,7 +134,7 @@ def test_engine_drains_in_the_middle_of_answers_and_the_tokens_are_the_same(
     first, second = open_worker(), open_worker()
     for request in REQUESTS:
         first.engine.add_request(request)
-    wait_for(lambda: first.step() is not None and len(first.given.get("p300", ())) >= 2)
+    wait_for(lambda: first.step() is not None and len(first.given.get("p200", ())) >= 2)
     leaving = first.engine.decoding_ids()
     assert leaving
     for request_id in leaving:
@@ -153,7 +153,7 @@ def test_ticket_with_other_bits_has_a_typed_end_and_leaves_nothing(open_worker: 
     host = read_ticket(ticket).blocks.host.encode()
     first_host, last_host = body.find(host), body.rfind(host)
     # The runs are taken, so that no changed ticket has any.
-    target.receive(ticket, "first", source.given["p300"])
+    target.receive(ticket, "first", source.given["p200"])
     target.take_arrivals()
     free_blocks = target.engine.status.free_blocks
 
@@ -177,7 +177,7 @@ def test_ticket_with_other_bits_has_a_typed_end_and_leaves_nothing(open_worker: 
 
 def test_request_that_is_aborted_while_it_leaves_is_gone(open_worker: OpenWorker) -> None:
     worker = open_worker()
-    request = replace(request_of(300), ends_after_prefill=True)
+    request = replace(request_of(140), ends_after_prefill=True)
     worker.engine.add_request(request)
     (event,) = wait_for(worker.step)
     assert event.is_prefilled

@@ -141,6 +141,35 @@ def test_prefix_that_falls_short_in_a_pass_is_planned_anew(
         assert one.tokens("r") == answer_alone(make_runner, request)
 
 
+@pytest.mark.parametrize("make_runner", FAMILIES)
+def test_prefix_that_falls_short_before_its_first_pass_is_planned_anew(
+    make_runner: MakeRunner,
+) -> None:
+    """It could have begun while it arrived, but others took the steps until its load failed."""
+    prompt = prompt_of(400)
+    request = request_of("r", prompt)
+    kept = stored(make_runner, prompt[:270], prompt)
+    with bench(make_runner, kept=kept, step_budget_s=0.0) as one:
+        one.source.is_held = True
+        one.add(request)
+        one.step()
+        (load,) = one.source.loads
+        load.answer()
+        one.step()
+        one.add(request_of("there", prompt_of(300, 5), 1))
+        one.step()
+        one.source.loads[1].answer()
+        load.bring(1)
+        one.step()
+        assert load.is_startable
+        assert one.order == []
+        load.end(0)
+        one.finish()
+        assert one.engine.status.counts.short_loads == 1
+        assert one.report("r").hit_tokens == 0
+        assert one.tokens("r") == answer_alone(make_runner, request)
+
+
 def test_window_that_does_not_come_makes_the_hit_a_replay() -> None:
     prompt = prompt_of(400)
     with bench(nano, kept=stored(nano, prompt[:380], prompt)) as one:

@@ -16,7 +16,7 @@ def open_bench(family: str, folder: pytest.TempPathFactory) -> RunnerBench:
     return llama_bench(path, "bfloat16" if family == "llama bfloat16" else "float32")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="session", params=FAMILIES)
 def benches(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunnerBench, RunnerBench]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ FILL = 0xFE
 """NaN in every format of the caches: what is read of it shows."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class State:
     """A sequence as another engine can take it over, and the bits that it must go on with."""
 
@@ -51,6 +52,11 @@ class RunnerBench:
 
     def __post_init__(self) -> None:
         self.runner.pool.memory.fill_(FILL)
+
+    def tokens(self, count: int, seed: int = 1) -> list[int]:
+        """Token ids of a text that is always the same."""
+        rng = Random(seed)
+        return [rng.randrange(self.runner.vocabulary) for _ in range(count)]
 
     def begin(
         self, prompt_ids: Run[int], answered_ids: Run[int] = (), *, room_tokens: int = 0
@@ -113,6 +119,11 @@ class RunnerBench:
             self.runner.start_after(sequence, plan, window)
         return sequence
 
+    def exact_hit(self, hit_tokens: int) -> HitPlan:
+        """A hit that leaves the bits as they are."""
+        has_windows = self.runner.window_layout is not None
+        return HitPlan(hit_tokens, 0, hit_tokens if has_windows else None)
+
     def pack(self, sequence: Sequence) -> State:
         layout = self.runner.state_layout
         slot = None if layout is None else bytearray(layout.block_bytes)
@@ -133,6 +144,17 @@ class RunnerBench:
         self.fill_blocks(sequence, blocks)
         self.runner.unpack_state(sequence, state.marks, state.slot)
         return sequence
+
+    def check_same_state(self, one: Sequence, other: Sequence) -> None:
+        """Blocks and state, without the marks: two ways may have led there."""
+        found, expected = self.pack(one), self.pack(other)
+        assert found.complete == expected.complete
+        assert found.open_block == expected.open_block
+        assert found.slot == expected.slot
+
+    def window_if_any(self, sequence: Sequence, anchor: int) -> bytes | None:
+        """The window state, None of a dense model."""
+        return self.window(sequence, anchor) if self.runner.window_layout else None
 
     def window(self, sequence: Sequence, anchor: int) -> bytes:
         layout = self.runner.window_layout

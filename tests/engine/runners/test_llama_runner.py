@@ -93,14 +93,8 @@ def bench(request: pytest.FixtureRequest, tiny_path: Path) -> RunnerBench:
     return llama_bench(tiny_path, compute)
 
 
-def tokens_of(bench: RunnerBench, rng: Random, count: int) -> list[int]:
-    return [rng.randrange(bench.runner.vocabulary) for _ in range(count)]
-
-
-def test_blocks_filled_by_an_answer_are_bitwise_those_of_a_prompt(
-    bench: RunnerBench, rng: Random
-) -> None:
-    token_ids = tokens_of(bench, rng, 300)
+def test_blocks_filled_by_an_answer_are_bitwise_those_of_a_prompt(bench: RunnerBench) -> None:
+    token_ids = bench.tokens(300)
     grown = bench.begin(token_ids[:100], room_tokens=200)
     bench.run(grown)
     bench.append(grown, token_ids[100:])
@@ -110,8 +104,8 @@ def test_blocks_filled_by_an_answer_are_bitwise_those_of_a_prompt(
     assert bench.complete_blocks(grown) == bench.complete_blocks(prompt)
 
 
-def test_logits_do_not_depend_on_what_a_block_held_before(bench: RunnerBench, rng: Random) -> None:
-    token_ids = tokens_of(bench, rng, 200)
+def test_logits_do_not_depend_on_what_a_block_held_before(bench: RunnerBench) -> None:
+    token_ids = bench.tokens(200)
     found = []
     for filling in (0x00, 0xFF):
         sequence = bench.begin(token_ids, room_tokens=1)

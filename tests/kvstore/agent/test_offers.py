@@ -12,12 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.agent.leases import Lease, RunState
 from kvstore.agent.offers import OfferBook, OfferedRun
 from kvstore.agent.replies import RequestRefused
+from kvstore.arena.run_layout import RunLayout
 from kvstore.window.record import layout_prefix_of
 
 from .test_leases import ARENA_BYTES, LAYOUT, OWNERS, Time, lease, new_book
 
 NAMESPACE = bytes(range(16))
 PREFIX = layout_prefix_of(LAYOUT)
+RUNS_MAX = 6
+BLOCKS_MAX = 5
+DESK_BYTES = 1 << 20
+assert 2 * RUNS_MAX * RunLayout(LAYOUT, BLOCKS_MAX).run_bytes < DESK_BYTES, "a gap for each"
 
 
 class Tickets:
@@ -37,7 +42,7 @@ class Desk:
     def __init__(self, *, bytes_max: int = ARENA_BYTES, offers_max: int = 8) -> None:
         self.time = Time()
         self.freed: list[Lease] = []
-        self.leases = new_book(self.time, self.freed)
+        self.leases = new_book(self.time, self.freed, size_bytes=DESK_BYTES)
         self.offers = OfferBook(
             self.leases,
             clock=lambda: self.time.now_s,
@@ -135,20 +140,31 @@ def test_offer_is_refused_and_the_run_stays_leased_when_there_are_too_many() -> 
     assert desk.offers.offer(found, NAMESPACE, 30.0)
 
 
-def test_offer_is_refused_when_all_of_them_would_have_too_many_bytes() -> None:
-    desk = Desk(bytes_max=64 << 10)
+def test_offer_is_refused_when_those_beside_the_largest_would_have_too_many_bytes() -> None:
+    run_bytes = RunLayout(LAYOUT, 4).run_bytes
+    desk = Desk(bytes_max=run_bytes)
     desk.offer(4)
-    found = lease(desk.leases, 1, 4)
-    with pytest.raises(RequestRefused, match="bytes of runs are offered already, at most 65536"):
-        desk.offers.offer(found, NAMESPACE, 30.0)
-    assert found.state is RunState.LEASED
+    desk.offer(4)
+    for blocks in (1, 5):  # smaller or larger: there are two of more together then
+        found = lease(desk.leases, 1, blocks)
+        with pytest.raises(
+            RequestRefused,
+            match=f"{2 * run_bytes} bytes of runs are offered already, at most {run_bytes} beside",
+        ):
+            desk.offers.offer(found, NAMESPACE, 30.0)
+        assert found.state is RunState.LEASED
+        desk.leases.release(found)
 
 
-def test_run_of_more_bytes_than_allowed_is_taken_as_the_only_offer() -> None:
-    """Else a long sequence could never be handed over."""
-    desk = Desk(bytes_max=1)
-    found, wanted = desk.offer(10)
-    assert desk.take(wanted) is found
+@pytest.mark.parametrize("is_large_first", [False, True])
+def test_two_runs_of_a_long_sequence_are_on_offer_together_in_any_order(
+    is_large_first: bool,
+) -> None:
+    """Blocks of more bytes than allowed, and its state: else it could not be handed over."""
+    desk = Desk(bytes_max=RunLayout(LAYOUT, 1).run_bytes)
+    sizes = (10, 1) if is_large_first else (1, 10)
+    offers = [desk.offer(blocks) for blocks in sizes]
+    assert [desk.take(wanted) for _, wanted in offers] == [found for found, _ in offers]
 
 
 def test_offers_are_described_with_what_became_of_them() -> None:
@@ -203,9 +219,9 @@ class OfferMachine(RuleBasedStateMachine):
         freed, self.desk.freed[:] = list(self.desk.freed), []
         return freed == [expected]
 
-    @rule(owner=OWNERS, blocks=st.integers(1, 5))
+    @rule(owner=OWNERS, blocks=st.integers(1, BLOCKS_MAX))
     def lease_run(self, owner: int, blocks: int) -> None:
-        if self.desk.leases.runs < 6:
+        if self.desk.leases.runs < RUNS_MAX:
             found = lease(self.desk.leases, owner, blocks)
             self.leased[found.number] = found
 
@@ -237,6 +253,13 @@ class OfferMachine(RuleBasedStateMachine):
         if (wanted := self.any_offer(data)) is not None:
             expected = self.close(wanted)
             assert self.desk.offers.give_away(wanted) is (expected is not None)
+            assert expected is None or self.is_freed(expected)
+
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        if (wanted := self.any_offer(data)) is not None:
+            expected = self.close(wanted)
+            assert self.desk.offers.withdraw(wanted.ticket) is (expected is not None)
             assert expected is None or self.is_freed(expected)
 
     @rule(owner=OWNERS)

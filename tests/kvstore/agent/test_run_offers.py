@@ -271,19 +271,19 @@ async def test_host_that_is_no_address_of_an_agent_is_refused(
 async def test_run_stays_the_givers_when_too_much_is_on_offer(
     giver: AgentClient, taker: AgentClient
 ) -> None:
-    """Half of the arena may be on offer."""
-    first = await giver.lease_run(NAMESPACE, 80)
-    second = await giver.lease_run(NAMESPACE, 40)
-    assert first is not None
-    assert second is not None
-    offer = await giver.offer_run(first)
-    fill(second, 6)
+    """Half of the arena may be on offer beside the largest run."""
+    runs = [await giver.lease_run(NAMESPACE, 55, deadline_s=LONG_S) for _ in range(3)]
+    offers = [await giver.offer_run(run) for run in runs[:2] if run is not None]
+    last = runs[2]
+    assert last is not None
+    assert [run and run.blocks for run in runs] == [55] * 3
+    fill(last, 6)
     with pytest.raises(AgentRefused, match="bytes of runs are offered already"):
-        await giver.offer_run(second)
-    assert holds(second, 6)
-    assert await giver.withdraw_offer(offer)
-    again = await giver.offer_run(second)
-    taken = await taker.take_run(NAMESPACE, again)
+        await giver.offer_run(last)
+    assert holds(last, 6)
+    for offer in offers:
+        assert await giver.withdraw_offer(offer)
+    taken = await taker.take_run(NAMESPACE, await giver.offer_run(last))
     assert taken is not None
     assert holds(taken, 6)
     taken.release()
@@ -310,6 +310,17 @@ async def test_run_of_another_client_cannot_be_offered(
             await giver.offer_run(run, ttl_s=0)
     with pytest.raises(InvalidArgument, match="an ArenaRun"):
         await giver.offer_run(None)  # type: ignore[arg-type]
+
+
+def test_wake_ups_of_a_run_end_when_it_is_offered(agent: AgentProcess) -> None:
+    with agent.engine() as engine:
+        leased = engine.lease(engine.open(NAMESPACE), 1)
+        wakeup = engine.wakeups[leased.run]
+        with pytest.raises(BlockingIOError):
+            os.read(wakeup, 1)
+        offered = engine.ask(m.OfferRun(run=leased.run, ttl_s=LONG_S), m.RunOffered)
+        assert os.read(wakeup, 1) == b""
+        assert engine.ask(m.WithdrawOffer(ticket=offered.ticket), m.Done).is_kept
 
 
 async def test_taken_runs_count_among_those_of_a_session(agent: AgentProcess) -> None:

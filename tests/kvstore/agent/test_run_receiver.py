@@ -142,6 +142,7 @@ async def test_only_a_few_pieces_are_on_their_way_at_a_time(
     following = await connection.read_request()
     assert parse_piece(following.body).start == PIECES_AHEAD * PIECE_BYTES
     taking.cancel()
+    await asyncio.wait({taking})
 
 
 async def test_run_is_not_here_when_another_was_faster(taker: Taker, peer: ScriptedPeer) -> None:
@@ -186,6 +187,7 @@ async def test_run_is_not_here_when_bytes_do_not_fit_their_checksum(
         {"count": 2},
         {"is_last": False},
         {"status": Status.BUSY},
+        {"status": Status.BAD_REQUEST, "payload": b"", "count": 0, "body": b"why"},
     ],
     ids=lambda lie: "-".join(f"{name}-{str(value)[:12]}" for name, value in lie.items()),
 )

@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from kvstore import wire
 from kvstore.agent.offers import OfferedRun
 from kvstore.agent.run_messages import PIECE_BYTES_MAX, RunPiece, pack_piece, pack_take
 from kvstore.agent.run_receiver import PIECE_BYTES
-from kvstore.agent_messages import TakeRun
+from kvstore.agent_messages import OFFER_TTL_S_MAX, RunLeased, TakeRun
 from kvstore.client import AgentClient, ArenaRun, BlockLayout, Namespace, RunOffer, Section
 from kvstore.cluster.address import host_of, port_of
 from kvstore.cluster.map import load_cluster_map
@@ -173,6 +173,42 @@ async def test_run_larger_than_the_other_arena_stays_on_offer(
     run.release()
 
 
+async def test_run_stays_on_offer_when_a_part_of_it_has_room_at_the_other_host(
+    giver: AgentClient, taker: AgentClient
+) -> None:
+    filler = await taker.lease_run(NAMESPACE, 250, deadline_s=LONG_S)
+    assert filler is not None
+    with filler:
+        offer = await offer_filled(giver, 12)
+        assert await take(taker, offer, 0.4) is None
+    await until_free(taker)
+    run = await take(taker, offer)
+    assert run is not None
+    assert holds(run, 12)
+    run.release()
+    await until_free(giver, taker)
+
+
+async def test_run_that_the_arena_can_never_hold_is_not_waited_for(hosts: Hosts) -> None:
+    """Whoever waited for all of the arena would hold up the others."""
+    small = replace(NAMESPACE, layout=BlockLayout((Section("a", 4_096),)))
+    with hosts.other.engine() as engine:
+        namespace = engine.open(small)
+        engine.lease(namespace, 1)
+        large = RunOffer(
+            ticket=bytes(16),
+            host="127.0.0.1:1",
+            namespace_id=small.namespace_id,
+            layout=small.layout.fingerprint,
+            blocks=65_536,
+        )
+        request = engine.send(take_request(namespace, large))
+        assert engine.status()["arena"]["waiting"] == 0
+        answer = engine.answer(request)
+        assert isinstance(answer, RunLeased)
+        assert answer.blocks == 0
+
+
 async def test_engine_that_dies_while_its_run_comes_leaves_nothing_behind(
     giver: AgentClient, taker: AgentClient, hosts: Hosts
 ) -> None:
@@ -213,11 +249,15 @@ async def take_that_hangs(
     hosts: Hosts, giver: AgentClient, taker: AgentClient, seed: int, deadline_s: float = LONG_S
 ) -> AsyncIterator[tuple[RunOffer, asyncio.Task[ArenaRun | None]]]:
     """An offer, and a take of it whose source stands still: inside, and until it is killed."""
-    offer = await offer_filled(giver, seed)
+    offer = await offer_filled(giver, seed, ttl_s=OFFER_TTL_S_MAX)
     hosts.source.process.send_signal(signal.SIGSTOP)
     taking = asyncio.create_task(take(taker, offer, deadline_s))
     try:
-        await until(taker, lambda status: status["arena"]["runs_by_state"]["fetching"] == 1)
+        # A short one may be over before anybody looks.
+        await until(
+            taker,
+            lambda status: status["arena"]["runs_by_state"]["fetching"] == 1 or taking.done(),
+        )
         yield offer, taking
     finally:
         hosts.source.process.send_signal(signal.SIGCONT)
@@ -229,7 +269,7 @@ async def test_take_ends_at_its_deadline_when_the_source_stands_still_and_others
     before = received(await taker.status())
     async with take_that_hangs(hosts, giver, taker, 4, 1.0) as (offer, taking):
         # Nobody else of this host waits for it.
-        run = await taker.lease_run(NAMESPACE, 1)
+        run = await taker.lease_run(NAMESPACE, 1, deadline_s=LONG_S)
         assert run is not None
         run.release()
         assert await taking is None
@@ -250,6 +290,7 @@ async def test_take_ends_when_the_source_is_killed_in_the_middle(
     async with take_that_hangs(hosts, giver, taker, 5) as (_, taking):
         hosts.source.process.send_signal(signal.SIGKILL)
         assert await taking is None
+        hosts.source.process.wait(LONG_S)
     await until_free(taker)
     assert difference(received(await taker.status()), before) == {"remote_unreachable": 1}
 
@@ -261,6 +302,7 @@ async def test_run_stays_on_offer_when_the_taking_agent_is_killed_in_the_middle(
         hosts.other.process.send_signal(signal.SIGKILL)
         with pytest.raises(AgentUnreachable):
             await taking
+        hosts.other.process.wait(LONG_S)
     run = await take(giver, offer)
     assert run is not None
     assert holds(run, 6)

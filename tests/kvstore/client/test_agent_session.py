@@ -62,7 +62,7 @@ async def test_the_opening_of_a_namespace_is_within_the_deadline_of_the_call_tha
     patient = asyncio.create_task(client.match(NAMESPACE, KEYS, deadline_s=10))
     with pytest.raises(AgentUnreachable, match="no answer within"):
         await client.match(NAMESPACE, KEYS, deadline_s=0.05)
-    assert time.monotonic() - begun_s < 1.0
+    assert time.monotonic() - begun_s < 5.0, "the other call has ten"
     await end.open_namespace()
     await end.answer((await end.read(Match))[0], Matched(2))
     assert await patient == 2

@@ -214,7 +214,7 @@ class TestBounds:
         for sink in sinks:
             await sink.end()
             assert isinstance(sink.error, DeadlineExceeded)
-        assert time.monotonic() - started_s < 0.5
+        assert time.monotonic() - started_s < 5.0, "half of what it would be without the patch"
         await connection.read_to_the_end()
         assert not channel.health.is_available
 

@@ -82,10 +82,8 @@ async def test_silence_ends_at_the_deadline_and_a_late_answer_harms_nobody(
 ) -> None:
     asking = ask(channel, deadline_s=0.05)
     connection = await peer.accept_and_greet()
-    started_s = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
         await asking
-    assert time.monotonic() - started_s < 0.3
     await connection.answer(await connection.read_request(), body=b"late")
     asking = ask(channel)
     await connection.answer(await connection.read_request(), body=b"in time")

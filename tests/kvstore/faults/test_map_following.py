@@ -19,6 +19,7 @@ from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults.lost_nodes import count_descriptors, stopped
 
 GRACE_S = 0.05
+PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -150,20 +151,37 @@ async def test_healthy_nodes_are_alive_to_a_client_whose_map_has_just_become_old
             assert old.map.epoch == epoch
 
 
-async def test_nodes_are_asked_anew_when_the_map_grows_while_they_are_asked(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
+@pytest.fixture
+def asked(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Epoch and deadline of each round of questions to all nodes; the map grows in the first."""
+    rounds: list[tuple[int, float]] = []
 
     async def ask_and_grow(context: ClientContext, deadline_s: float) -> list[NodeReport]:
-        asked.append(context.router.map.epoch)
-        if len(asked) == 1:
+        rounds.append((context.router.map.epoch, deadline_s))
+        if len(rounds) == 1:
             raise_epoch(cluster)
             async with StoreClient.connect(cluster.cluster_path) as new:
-                assert await ask_statistics(new._context("test"), deadline_s)
+                assert await ask_statistics(new._context("test"), PATIENCE_S)
         return await ask_statistics(context, deadline_s)
 
+    monkeypatch.setattr(store_client, "ask_statistics", ask_and_grow)
+    return rounds
+
+
+async def test_nodes_are_asked_anew_when_the_map_grows_while_they_are_asked(
+    cluster: LocalCluster, asked: list[tuple[int, float]]
+) -> None:
     async with StoreClient.connect(cluster.cluster_path) as store:
-        monkeypatch.setattr(store_client, "ask_statistics", ask_and_grow)
-        assert all(report.is_alive for report in await store.node_reports())
-    assert asked == [1, 2]
+        assert all(report.is_alive for report in await store.node_reports(deadline_s=PATIENCE_S))
+    first, second = asked
+    assert (first[0], second[0]) == (1, 2)
+    assert first[1] == PATIENCE_S
+    assert second[1] < PATIENCE_S, "both rounds together are within the deadline"
+
+
+async def test_nodes_are_asked_once_when_the_first_round_took_all_the_time(
+    cluster: LocalCluster, asked: list[tuple[int, float]]
+) -> None:
+    async with StoreClient.connect(cluster.cluster_path) as store:
+        assert not any(report.is_alive for report in await store.node_reports(deadline_s=1e-6))
+    assert [epoch for epoch, _ in asked] == [1]

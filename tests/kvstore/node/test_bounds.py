@@ -5,7 +5,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvstore import wire
@@ -195,15 +194,12 @@ def test_flood_of_small_requests_leaves_room_for_others(tmp_path: Path) -> None:
         drainer = threading.Thread(target=flood.receive, args=(20_000 * 500,))
         sender.start()
         drainer.start()
-        took: list[float] = []
-        for _ in range(20):
-            begun_s = time.monotonic()
+        for _ in range(5):
             other.match([])
-            took.append(time.monotonic() - begun_s)
+        # Behind the flood as a whole they would have been answered when all its answers were.
+        assert drainer.is_alive()
         sender.join()
         drainer.join()
-        # Behind the flood as a whole each of these would wait for about a second.
-        assert np.median(took) < 0.25
 
 
 def test_write_is_refused_when_its_payload_comes_too_late(

@@ -223,10 +223,8 @@ async def test_entry_is_removed_when_its_host_cannot_be_reached() -> None:
         maker.put(1, 2)
         await wait_until(lambda: entries(fleet) == 2)
         await fleet.stop(maker, is_killed=True)
-        begun_s = time.monotonic()
         assert await reader.fetch(1) is None
         assert await reader.fetch(2) is None  # the host is left alone now: no second attempt
-        assert time.monotonic() - begun_s < 0.5
         assert reader.service.counters.remote_unreachable == 1
         assert reader.service.counters.skipped == 1
         await wait_until(lambda: entries(fleet) == 1)
@@ -395,11 +393,11 @@ async def test_nothing_is_found_elsewhere_and_nothing_breaks_when_no_entrypoint_
         fleet.add_to_map(("gone", "127.0.0.1:9"))
         maker, reader = fleet.open("maker"), fleet.open("reader")
         maker.put(*range(5))
-        begun_s = time.monotonic()
-        assert await found_by(reader, range(5)) == []
-        assert await reader.fetch(1) is None
+        async with asyncio.timeout(20.0):
+            keys = [key_of(number) for number in range(5)]
+            assert await reader.service.lookup(keys, 60.0) == [None] * 5
+            assert await reader.fetch(1, deadline_s=60.0) is None
         assert await found_by(maker, range(5)) == list(range(5))
-        assert time.monotonic() - begun_s < 0.5
         # One that is not there yet may come.
         listener = free_listener()
         fleet.add_to_map(("e1", address_of(listener)))
@@ -416,19 +414,21 @@ async def test_many_keys_are_looked_up_in_pieces() -> None:
         assert await found_by(reader, range(3000)) == [5, 2999]
 
 
-async def test_lookup_over_three_entrypoints_takes_well_under_a_millisecond() -> None:
+async def test_lookup_over_three_entrypoints_asks_one_of_them_once() -> None:
+    """About 0.13 ms, when nobody else needs the machine."""
     async with open_fleet() as fleet:
-        fleet.open_entrypoints("e1", "e2", "e3")
+        parts = fleet.open_entrypoints("e1", "e2", "e3")
         maker, reader = fleet.open("maker"), fleet.open("reader")
         maker.put(*range(200))
         await wait_until(lambda: entries(fleet) == 200)
-        times_s = []
+        directories = [part.directory for part in parts if part.directory is not None]
+        assert len(directories) == 3
+        assert [part.lookups for part in directories] == [0, 0, 0]
         for number in range(200):
-            begun_s = time.perf_counter()
             assert await reader.lookup(number) == [maker.address]
-            times_s.append(time.perf_counter() - begun_s)
-        # About 0.13 ms here; the bound leaves room for a machine that does other things too.
-        assert sorted(times_s)[len(times_s) // 2] < 2e-3
+        asked = [part.lookups for part in directories]
+        assert sum(asked) == 200
+        assert all(asked), "each has a part of the keys"
 
 
 async def test_service_is_refused_an_address_that_others_cannot_use() -> None:
