@@ -5,8 +5,9 @@
                                        +----------+  preempted: prompt and answer are prefilled
 
 One thread has the engine; only `wake` and `status` are for others too. A step computes a token of
-every answer and, as its budget allows, chunks of prompts. Nothing waits for a store: what is slow
-to come makes its own request late. What a request answers does not depend on its company
+every answer and, as its budget allows, chunks of prompts. What is slow to come from a store makes
+its own request late; a step waits for it in the first pass over a prefix that is arriving only, and
+no longer than the source allows a pass. What a request answers does not depend on its company
 (docs/decisions/0030, 0032).
 """
 
