@@ -36,7 +36,15 @@ class BlockPool:
             raise InvalidRequest("pool blocks", given=capacity_blocks, expected="1 or more")
         self.block_bytes = block_bytes
         self.capacity_blocks = capacity_blocks
-        self._bytes = _zero_bytes(capacity_blocks * block_bytes).reshape(capacity_blocks, -1)
+        try:
+            memory = _zero_bytes(capacity_blocks * block_bytes)
+        except (MemoryError, ValueError) as error:
+            raise InvalidRequest(
+                "memory of the block pool",
+                given=f"{capacity_blocks} blocks of {block_bytes} bytes",
+                expected="what this machine can give",
+            ) from error
+        self._bytes = memory.reshape(capacity_blocks, -1)
         self.memory = torch.from_numpy(self._bytes)
         self.on_free: Callable[[], None] = notify_nobody
         self._references = [0] * capacity_blocks
@@ -93,6 +101,11 @@ class BlockPool:
             has_freed = self._freed_blocks != freed_before
         if has_freed:
             self.on_free()
+
+    def frees_any(self, block_ids: Iterable[int]) -> bool:
+        """Whether `release` of these would set a block free: nobody else has a reference to it."""
+        with self._lock:
+            return any(self._references[block_id] == 1 for block_id in block_ids)
 
     def keep(self, block_id: int) -> int:
         """The block's bytes, which do not change any more, may be wanted again after it is free.

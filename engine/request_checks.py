@@ -1,6 +1,7 @@
 """Whether an engine could ever answer a request; a mistake of the caller is told before anything is
 done."""
 
+import re
 from collections.abc import Container
 
 from .errors import InvalidRequest
@@ -8,6 +9,9 @@ from .model_runner import ModelRunner
 from .request import Request
 from .scheduler.blocks import blocks_of
 from .scheduler.prefix_choice import is_replay_possible
+
+TTL_CLASS = re.compile(r"[a-z0-9_-]{1,16}")
+"""The store's rule: a block of another class would not be saved."""
 
 
 def tokens_max_of(request: Request, context_tokens: int) -> int:
@@ -19,6 +23,9 @@ def check_request(request: Request, runner: ModelRunner, *, taken_ids: Container
     """Raises InvalidRequest, which names what is wrong."""
     if request.request_id in taken_ids:
         raise InvalidRequest("request id", given=request.request_id, expected="one not in use")
+    if not TTL_CLASS.fullmatch(request.ttl_class):
+        given, expected = repr(request.ttl_class), "1 to 16 of a-z, 0-9, '_' and '-'"
+        raise InvalidRequest("ttl_class", given=given, expected=expected)
     _check_lengths(request, runner)
     ids = (*request.prompt_ids, *request.answered_ids)
     if min(ids) < 0 or max(ids) >= runner.vocabulary:

@@ -18,12 +18,15 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
 SEED_MAX = 2**64 - 1
 
+TEMPERATURE_MIN = 1e-6
+"""Logits divided by less may leave the range of numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How to choose tokens. Raises InvalidRequest for values outside the ranges below.
 
-    `temperature`: 0 is greedy; above, logits are divided by it. `top_k`: only the k most likely
+    `temperature`: 0 is greedy; from 1e-6 on it divides the logits. `top_k`: only the k most likely
     tokens, 0 for all. `top_p`: only the fewest most likely tokens whose probabilities reach p.
     Both filters apply after the temperature, top_k first. `seed`: 0 to 2^64 - 1.
     """
@@ -34,8 +37,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidRequest("temperature", given=self.temperature, expected="0 or more")
+        is_sampled = math.isfinite(self.temperature) and self.temperature >= TEMPERATURE_MIN
+        if not (is_sampled or self.temperature == 0):
+            expected = f"0 (greedy), or {TEMPERATURE_MIN} or more"
+            raise InvalidRequest("temperature", given=self.temperature, expected=expected)
         if self.top_k < 0:
             raise InvalidRequest("top_k", given=self.top_k, expected="0 (all tokens) or more")
         if not 0 < self.top_p <= 1:

@@ -19,7 +19,7 @@ from ..save_receipt import SaveReceipt
 from ..store_faults import StoreFaults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SaveJob:
     """Consecutive complete blocks of one prompt; `keys` is its chain up to the last of them."""
 
@@ -124,7 +124,7 @@ class ThreadedSink(ABC):
             receipt.expect(len(job.block_ids))
             self._jobs.append(job)
             while len(self._jobs) > 1 and self._waiting_blocks() > self._limits.queue_blocks:
-                self._drop_oldest()
+                self._drop(self._jobs[0])
             self._changed.notify_all()
 
     def save_window(self, key: bytes, record: memoryview) -> None:
@@ -145,8 +145,12 @@ class ThreadedSink(ABC):
             while self._pool.free_blocks < blocks and (self._jobs or self._is_saving):
                 if not self._wait_until(end_s):
                     break
-            while self._pool.free_blocks < blocks and self._jobs:
-                self._drop_oldest()
+            while self._pool.free_blocks < blocks:
+                # One whose blocks a sequence has too is kept: to give it up would free nothing.
+                job = next((j for j in self._jobs if self._pool.frees_any(j.block_ids)), None)
+                if job is None:
+                    return
+                self._drop(job)
 
     def flush(self, deadline_s: float) -> bool:
         """See SaveSink."""
@@ -162,7 +166,7 @@ class ThreadedSink(ABC):
         is_flushed = self.flush(deadline_s)
         with self._changed:
             while self._jobs:
-                self._drop_oldest()
+                self._drop(self._jobs[0])
             self._dropped_windows += len(self._windows)
             self._windows.clear()
             self._is_closed = True
@@ -192,8 +196,8 @@ class ThreadedSink(ABC):
     def _waiting_blocks(self) -> int:
         return sum(len(job.block_ids) for job in self._jobs)
 
-    def _drop_oldest(self) -> None:
-        job = self._jobs.popleft()
+    def _drop(self, job: SaveJob) -> None:
+        self._jobs.remove(job)
         self._pool.release(job.block_ids)
         job.receipt.settle(dropped=len(job.block_ids))
 

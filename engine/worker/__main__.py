@@ -78,7 +78,7 @@ CostOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="of the CPU (1 for models below 512 MiB, else one a core)"),
+    typer.Option(min=1, max=1024, help="of the CPU (1 for models below 512 MiB, else one a core)"),
 ]
 GraceOption = Annotated[
     float, typer.Option(min=0.0, max=86_400.0, help="seconds after SIGTERM until the rest moves")

@@ -57,6 +57,8 @@ class Connection:
     ) -> None:
         """`large`: how many long messages the worker reads at one time."""
         self.request_id = request_id
+        self.has_asked = False
+        """Its request has come."""
         self.has_ended = False
         """No answer is sent any more."""
         self._reader = reader
@@ -71,6 +73,7 @@ class Connection:
             request = await self._read_request()
             if request is None:
                 return
+            self.has_asked = True
             receptionist.take(request, self)
             await self._wait_for_end()
             if not self.has_ended:
@@ -123,7 +126,7 @@ class Connection:
             refusal = Refused(reason=f"malformed message: {error}", cause="invalid")
             self._writer.write(encode_frame(refusal))
         except (OSError, TimeoutError) as error:
-            log.info("a client said nothing: %s", error or "no message in time")
+            log.info("a client said nothing: %s", str(error) or "no message in time")
         return None
 
     async def _close(self) -> None:

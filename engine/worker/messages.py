@@ -56,7 +56,7 @@ class Submit(Message):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     seed: Word = 0
     stop_ids: Annotated[tuple[TokenId, ...], Meta(max_length=STOP_IDS_MAX)] = ()
-    ttl_class: Annotated[str, Meta(pattern="^[a-z0-9_-]{1,16}$")] = "chat"
+    ttl_class: Annotated[str, Meta(max_length=16)] = "chat"
     answered_ids: PackedTokens = b""
     replay_first: TokenCount | None = None
     version: int = PROTOCOL_VERSION

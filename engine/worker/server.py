@@ -82,7 +82,7 @@ class WorkerServer:
         self._bounds = bounds or ConnectionBounds()
         self._large = asyncio.Semaphore(LARGE_MESSAGES_MAX)
         self._numbers = count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
         """Of connections that are open."""
         self._running: dict[str, Connection] = {}
         self._idle = asyncio.Event()
@@ -121,8 +121,9 @@ class WorkerServer:
 
     async def wait_until_read(self, deadline_s: float) -> None:
         """Until all clients have their last answers, at the latest `deadline_s` from now."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=deadline_s)
+        asking = [task for task, connection in self._tasks.items() if connection.has_asked]
+        if asking:
+            await asyncio.wait(asking, timeout=deadline_s)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Send answers of the engine to those who wait for them."""
@@ -162,16 +163,16 @@ class WorkerServer:
         self.counts.accepted += 1
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        request_id = f"r{next(self._numbers)}"
+        connection = Connection(request_id, reader, writer, self._bounds, self._large)
+        self._tasks[task] = connection
         try:
-            request_id = f"r{next(self._numbers)}"
-            connection = Connection(request_id, reader, writer, self._bounds, self._large)
             await connection.serve(self)
         except asyncio.CancelledError:
             # The worker ends. What waits for this task would take a cancelled one for a fault.
             return
         finally:
-            self._tasks.discard(task)
+            del self._tasks[task]
 
     def _begin(self, request: Request, connection: Connection) -> Answer | None:
         """Hand the request to the engine; or the answer, if it does not go there."""

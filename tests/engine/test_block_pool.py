@@ -72,9 +72,10 @@ def test_pool_refuses_references_to_a_free_block(operation: str) -> None:
     [
         ({"block_bytes": 64, "capacity_blocks": 0}, "pool blocks: given 0, expected 1 or more"),
         ({"block_bytes": 0, "capacity_blocks": 1}, "block bytes: given 0, expected 1 or more"),
+        ({"block_bytes": 1 << 20, "capacity_blocks": 1 << 40}, "memory of the block pool: given"),
     ],
 )
-def test_pool_refuses_a_size_below_one(sizes: dict[str, int], message: str) -> None:
+def test_pool_refuses_a_size_that_it_cannot_have(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         BlockPool(**sizes)
 

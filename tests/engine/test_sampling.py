@@ -139,6 +139,7 @@ def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:
     "values",
     [
         {"temperature": -0.1},
+        {"temperature": 5e-324},
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"top_k": -1},

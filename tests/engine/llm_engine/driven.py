@@ -81,8 +81,11 @@ class DrivenSink:
         self._kept.windows[key] = bytes(record)
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
-        while self.jobs and self._pool.free_blocks < blocks:
-            job = self.jobs.popleft()
+        while self._pool.free_blocks < blocks:
+            job = next((j for j in self.jobs if self._pool.frees_any(j.block_ids)), None)
+            if job is None:
+                return
+            self.jobs.remove(job)
             self._pool.release(job.block_ids)
             job.receipt.settle(dropped=len(job.block_ids))
 

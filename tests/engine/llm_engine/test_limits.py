@@ -45,6 +45,7 @@ def test_request_is_refused_when_the_queue_is_full_and_taken_later() -> None:
         ({"answered_ids": (4,), "stop_ids": frozenset({4})}, "answered_ids"),
         ({"replay_first": 128}, "replay_first: given 128, expected None for a dense model"),
         ({"max_tokens": 600}, "blocks for prompt and max_tokens: given 5, expected at most 4"),
+        ({"ttl_class": "chat\n"}, r"ttl_class: given 'chat\\n', expected 1 to 16 of"),
         ({"request_id": "taken"}, "request id: given taken"),
     ],
 )

@@ -62,8 +62,12 @@ class EngineMachine(RuleBasedStateMachine):
     state_slots = 5
     longest_answer = 150
 
-    @initialize(pool_blocks=st.integers(5, 8), loads_max=st.integers(1, 3))
-    def open_engine(self, pool_blocks: int, loads_max: int) -> None:
+    @initialize(
+        pool_blocks=st.integers(5, 8),
+        loads_max=st.integers(1, 3),
+        step_budget_s=st.sampled_from([0.256, 0.0]),
+    )
+    def open_engine(self, pool_blocks: int, loads_max: int, step_budget_s: float) -> None:
         self.bench = EngineBench(
             self.make_runner,
             pool_blocks=pool_blocks,
@@ -71,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
             has_source=self.has_source,
             kept=Kept(dict(stored_blocks())) if self.has_source else None,
             loads_max=loads_max,
+            step_budget_s=step_budget_s,
             sequences_max=5,
             queue_requests_max=4,
             window_snapshots_max=3,

@@ -39,14 +39,16 @@ class Saving:
             clock=time.monotonic,
         )
 
-    def submit(self, first_block: int, blocks: int) -> SaveReceipt:
+    def submit(self, first_block: int, blocks: int, *, used: int = 0) -> SaveReceipt:
+        """The caller keeps references to the first `used` of them."""
         block_ids = self.pool.allocate(blocks)
         for index, block_id in enumerate(block_ids):
             self.pool.buffer(block_id)[:] = bytes([first_block + index]) * GEOMETRY.block_bytes
         receipt = SaveReceipt()
         keys = KEYS[: first_block + blocks]
         self.sink.save_blocks(keys, block_ids, ttl_class="chat", receipt=receipt)
-        self.pool.release(block_ids)
+        self.used_ids = block_ids[:used]
+        self.pool.release(block_ids[used:])
         return receipt
 
 
@@ -124,6 +126,21 @@ def test_sink_makes_room_by_the_oldest_waiting_jobs_and_no_more_than_needed(
     stuck.release.set()
     assert saving.sink.close(DEADLINE_S)
     assert (running.summary(), kept.summary()) == (SaveSummary(stored=2), SaveSummary(stored=3))
+
+
+def test_sink_keeps_waiting_jobs_whose_blocks_are_used_elsewhere(stuck: StuckStore) -> None:
+    saving = Saving(stuck, queue_blocks=12)
+    saving.submit(0, 2)
+    assert stuck.entered.wait(DEADLINE_S)
+    used = saving.submit(2, 3, used=3)
+    used_ids = saving.used_ids
+    unused = saving.submit(5, 3)
+    saving.sink.make_room(12, deadline_s=0.0)
+    assert (used.summary(), unused.summary()) == (SaveSummary(pending=3), SaveSummary(dropped=3))
+    saving.pool.release(used_ids)
+    stuck.release.set()
+    assert saving.sink.close(DEADLINE_S)
+    assert used.summary() == SaveSummary(stored=3)
 
 
 def test_sink_drops_nothing_when_saves_make_room_in_time(stuck: StuckStore) -> None:

@@ -123,7 +123,7 @@ def test_garbage_is_malformed_and_nothing_else(body: bytes) -> None:
         {"seed": -1},
         {"stop_ids": list(range(65))},
         {"stop_ids": [-1]},
-        {"ttl_class": "Chat!"},
+        {"ttl_class": "c" * 17},
         {"prompt_ids": "text"},
         {"unknown": 1},
         {"type": "Nothing"},

@@ -119,6 +119,16 @@ async def test_more_connections_than_the_bound_are_closed(
         writer.close()
 
 
+async def test_worker_that_ends_waits_for_no_client_that_asked_nothing(folder: Path) -> None:
+    async with serving(folder, "b", say(), ConnectionBounds(request_s=1000)) as (desk, place):
+        _, writer = await asyncio.open_unix_connection(place.path)
+        while not desk.server.status()["connections"]["open"]:
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            await desk.server.wait_until_read(1000)
+        writer.close()
+
+
 async def test_client_that_says_nothing_is_let_go(folder: Path) -> None:
     async with serving(folder, "b", say(), ConnectionBounds(request_s=0.01)) as (_, place):
         reader, writer = await asyncio.open_unix_connection(place.path)
