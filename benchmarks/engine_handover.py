@@ -46,13 +46,14 @@ from engine.models.deepseek_v41.model import DeepseekV41
 from engine.models.deepseek_v41.shipped import SHIPPED_CONFIGS, shipped_config
 from engine.models.deepseek_v41.state import StatePool
 from engine.request import Request
+from engine.request_checks import PreparedRequest
 from engine.runners.v41_runner import V41Runner
 from engine.sequence import Sequence
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.machine import describe_machine
 from kvstore.client import AgentClient, BlockingAgentClient
-from kvstore.key import Namespace
+from kvstore.key import KeyChain, Namespace
 from kvstore.layout import BLOCK_TOKENS
 
 from .v41_handover import fill_state
@@ -90,14 +91,17 @@ class UnscheduledEngine:
             namespace=Namespace(model="noise", weights="w", tokenizer="t", layout=layout),
         )
 
-    def open_for_handover(self, request: Request) -> Sequence:
+    def open_for_handover(self, asked: PreparedRequest, /) -> Sequence:
+        return self.open(asked.request)
+
+    def open(self, request: Request) -> Sequence:
         sequence = Sequence(request)
         blocks = -(-len(sequence.token_ids) // BLOCK_TOKENS)
         sequence.block_ids = self.runner.pool.allocate(blocks)
         self.runner.open(sequence)
         return sequence
 
-    def attach(self, sequence: Sequence) -> None:
+    def attach(self, sequence: Sequence, _chain: KeyChain, /) -> None:
         self.attached.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -107,7 +111,7 @@ class UnscheduledEngine:
     def computed(self, tokens: int) -> Sequence:
         """A sequence of a prompt that is computed, and its first token."""
         request = Request(request_id="r", prompt_ids=[7] * tokens, max_tokens=9, answered_ids=(7,))
-        sequence = self.open_for_handover(request)
+        sequence = self.open(request)
         fill_state(self.config, sequence.state, tokens)
         sequence.state.block_ids = sequence.block_ids
         sequence.computed_tokens = tokens
@@ -169,10 +173,10 @@ class Bench:
         while not self.target.attached:
             assert time.perf_counter() - begun_s < WAIT_S
             time.sleep(0.0002)
-            poll_s = timed(lambda: check_arrivals(receiver))
+            engine_s += timed(lambda: check_arrivals(receiver))
         whole_s = time.perf_counter() - begun_s
         self.target.release(self.target.attached.pop())
-        return whole_s, engine_s + poll_s
+        return whole_s, engine_s
 
     def close(self) -> None:
         assert self.sender.close(WAIT_S)

@@ -1,14 +1,18 @@
 """What an engine adds to the model: microseconds of its own a step, and the delay of saving.
 
     python -m benchmarks.engine_step [--steps 500] [--model models/v41-mini] [--rounds 9]
+        [--share-cores]
 
 Prints JSON lines. `step`: the runner returns fixed logits at once, so a step of 1, 8 or 64 answers
 is the engine's own work; `choosing` is what a bare loop over the same logits takes to choose as
 many tokens, and `overhead` the step without the runner and without choosing: 1 ms at 64 is the
 goal. `save_delay`: the same requests answered by the model of the folder, without a sink and with
-one that saves blocks and window state by an agent into 12 local nodes, code 10+2, in turns: the
-ratio of the medians of the time of all steps, and the share of it that the engine's thread spent in
-the sink; 1 % is the goal.
+one that saves blocks and window state by an agent into 12 local nodes, code 10+2, in turns, now the
+one first and now the other: the median over the rounds of the ratio of the time of all steps, with
+the interval of 95 % of that median (resampled rounds), and the share of the time that the engine's
+thread spent in the sink; 1 % is the goal. The engine's thread, which computes, has a core of its
+own, as it has on a GPU host: nodes, agent and the thread that saves share the others. With
+`--share-cores` all run wherever they are put; then the ratio also tells of the work of the store.
 """
 
 # The tensor library reads its environment as it is loaded, so that is prepared between imports.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 from collections.abc import Sequence as Run
@@ -191,8 +196,8 @@ def answer_all(engine: LocalEngine, rng: random.Random, requests: int) -> tuple[
     return took_s, steps
 
 
-def measure_saves(model: str, socket: Path, rounds: int) -> dict[str, object]:
-    """The same load without and with a sink, in turns."""
+def measure_saves(model: str, socket: Path, rounds: int, own_core: int | None) -> dict[str, object]:
+    """The same load without and with a sink, in turns that change their order."""
     tokens = SAVE_PROMPT_TOKENS + SAVE_ANSWER_TOKENS
     pool_blocks = 2 * SAVE_REQUESTS * (tokens // BLOCK_TOKENS + 2)
     config = EngineConfig()
@@ -202,30 +207,47 @@ def measure_saves(model: str, socket: Path, rounds: int) -> dict[str, object]:
         open_local_engine(model, socket, pool_blocks=pool_blocks, config=config) as saving,
     ):
         assert saving.sink is not None
+        if own_core is not None:  # of this thread alone
+            os.sched_setaffinity(0, {own_core})
         for number in range(rounds + 1):
             rng = random.Random(number)
-            without, _ = answer_all(plain, rng, SAVE_REQUESTS)
             if number == 1:
                 saving.sink.took_s = 0.0
+            if number % 2:
+                without, _ = answer_all(plain, rng, SAVE_REQUESTS)
             took_s, steps = answer_all(saving, rng, SAVE_REQUESTS)
             saving.flush()
+            if number % 2 == 0:
+                without, _ = answer_all(plain, rng, SAVE_REQUESTS)
             if number:  # the first round touches all memory
                 without_s.append(without)
                 with_s.append(took_s)
         sink_s = saving.sink.took_s
+    ratios = np.array(with_s) / np.array(without_s)
+    low, high = interval_of_median(ratios)
     return {
         "benchmark": "engine_save_delay",
         "model": saving.model,
         "requests": SAVE_REQUESTS,
         "rounds": rounds,
+        "own_core": own_core is not None,
         "steps": steps,
         "without_sink_ms": round(statistics.median(without_s) * 1e3, 1),
         "with_sink_ms": round(statistics.median(with_s) * 1e3, 1),
-        "of_without": round(statistics.median(with_s) / statistics.median(without_s), 4),
+        "of_without": round(float(np.median(ratios)), 4),
+        "of_without_low": round(low, 4),
+        "of_without_high": round(high, 4),
         "in_sink_share": round(sink_s / sum(with_s), 6),
         "in_sink_us_per_step": in_us(sink_s / rounds / steps),
         "goal_of_without": 1.01,
     }
+
+
+def interval_of_median(values: FloatArray, resamples: int = 10_000) -> tuple[float, float]:
+    """The interval of 95 % of the median, by resampling the values."""
+    drawn = np.random.default_rng(1).choice(values, (resamples, len(values)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 def main() -> None:
@@ -236,6 +258,7 @@ def main() -> None:
     parser.add_argument("--model", default="models/v41-mini", help="of which saving is measured")
     parser.add_argument("--rounds", type=int, default=9, help="of saving; 0 leaves it out")
     add_store_options(parser)
+    parser.add_argument("--share-cores", action="store_true")
     options = parser.parse_args()
     set_thread_count(1)
     for answers in ANSWERS:
@@ -243,8 +266,13 @@ def main() -> None:
         print(json.dumps({**line, **describe_machine()}), flush=True)
     if options.rounds == 0:
         return
+    cores = sorted(os.sched_getaffinity(0))
+    has_own_core = len(cores) > 1 and not options.share_cores
+    if has_own_core:  # inherited by every process and thread that begins from here on
+        os.sched_setaffinity(0, cores[1:])
     with open_local_store(options.k, options.m) as socket:
-        line = measure_saves(options.model, socket, options.rounds)
+        own_core = cores[0] if has_own_core else None
+        line = measure_saves(options.model, socket, options.rounds, own_core)
         print(json.dumps({**line, **describe_machine()}), flush=True)
 
 

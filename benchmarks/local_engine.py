@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from engine.engine_config import EngineConfig
+from engine.kv.mover import SectionMover
 from engine.llm_engine import LLMEngine
 from engine.load import find_default_model, load_runner
 from engine.model_runner import ModelRunner, Part, WaitForSection, wait_for_nothing
@@ -25,10 +26,11 @@ from engine.sampling import FloatArray
 from engine.save_receipt import SaveReceipt
 from engine.save_sink import SaveSink
 from engine.sinks.agent_sink import AgentSink
-from engine.sources.agent_source import AgentSource
+from engine.sources.agent_source import DEFAULT_LIMITS, AgentSource
+from engine.sources.threaded_source import LoadLimits
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import AgentClient
+from kvstore.client import AgentClient, BlockingAgentClient
 
 from .busy_time import Span
 
@@ -165,25 +167,46 @@ def open_local_engine(
     end."""
     path = find_default_model() if model == "smollm2" else Path(model)
     loaded = load_runner(path, pool_blocks=pool_blocks, state_slots=STATE_SLOTS)
-    runner = WatchedRunner(loaded.runner)
     with ExitStack() as stack:
-        source, sink = None, None
+        client = None
         if agent_socket is not None:
             client = stack.enter_context(AgentClient.open(agent_socket, name="benchmark"))
-            parts: dict[str, Any] = {
-                "namespace": loaded.runner.namespace,
-                "pool": loaded.runner.pool,
-                "window_layout": loaded.runner.window_layout,
-                "faults": StoreFaults(),
-                "clock": clock,
-            }
-            source = WatchedSource(AgentSource(client, **parts))
-            sink = WatchedSink(AgentSink(client, **parts))
-        engine = LLMEngine(
-            cast(ModelRunner, runner), source=source, sink=sink, config=config, clock=clock
-        )
-        stack.callback(engine.close)
-        yield LocalEngine(path.stem, engine, runner, source, sink)
+        engine = open_engine_over(loaded.runner, path.stem, client, config=config)
+        yield stack.enter_context(engine)
+
+
+@contextmanager
+def open_engine_over(
+    runner: ModelRunner,
+    model: str,
+    client: BlockingAgentClient | None,
+    *,
+    config: EngineConfig,
+    mover: SectionMover | None = None,
+    limits: LoadLimits = DEFAULT_LIMITS,
+) -> Iterator[LocalEngine]:
+    """An engine of a runner that is there, closed at the end: it knows nothing of what the runner's
+    pool had before. `mover`: for a pool that is not the host's."""
+    watched = WatchedRunner(runner)
+    source, sink = None, None
+    if client is not None:
+        parts: dict[str, Any] = {
+            "namespace": runner.namespace,
+            "pool": runner.pool,
+            "window_layout": runner.window_layout,
+            "faults": StoreFaults(),
+            "clock": clock,
+            "mover": mover,
+        }
+        source = WatchedSource(AgentSource(client, **parts, limits=limits))
+        sink = WatchedSink(AgentSink(client, **parts))
+    engine = LLMEngine(
+        cast(ModelRunner, watched), source=source, sink=sink, config=config, clock=clock
+    )
+    try:
+        yield LocalEngine(model, engine, watched, source, sink)
+    finally:
+        engine.close()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from engine.block_pool import BlockPool
-from engine.section_copy import SectionCopy
+from engine.kv.memcpy_mover import MemcpyMover
 from kvstore.admin.machine import describe_machine
 from kvstore.layout import BlockLayout, Section
 
@@ -48,7 +48,7 @@ class Copies:
         self.block_ids = np.random.default_rng(0).permutation(ids)[:blocks].tolist()
         self.run = memoryview(bytearray(b"\1") * (blocks * layout.block_bytes))
         self.other = memoryview(bytearray(len(self.run)))
-        self._copy = SectionCopy(self.pool, layout)
+        self._mover = MemcpyMover(self.pool, layout)
         self._parts = []
         at = 0
         for section in layout.sections:
@@ -60,11 +60,11 @@ class Copies:
 
     def to_pool(self) -> None:
         for section, part in enumerate(self._parts):
-            self._copy.to_pool(part, section, self.block_ids)
+            self._mover.to_pool(part, section, self.block_ids)
 
     def from_pool(self) -> None:
         for section, part in enumerate(self._parts):
-            self._copy.from_pool(part, section, self.block_ids)
+            self._mover.from_pool(part, section, self.block_ids)
 
     def by_memoryviews(self) -> None:
         at = 0

@@ -67,11 +67,10 @@ class Admission:
         self._queue.append(job)
 
     def add_first(self, job: Job) -> None:
-        """One that was preempted: nobody is before it but those that are on their way already."""
+        """One that was preempted: nobody is before it but those that are on their way already. It
+        keeps its place in line, which is before all that were never looked up."""
         job.phase = Phase.WAITING
-        if self._queue:
-            job.order = min(job.order, self._queue[0].order - 1)
-        self._queue.appendleft(job)
+        insort(self._queue, job, key=order_of)
 
     def remove(self, job: Job) -> None:
         """It goes on elsewhere, or ends. Its load is the caller's to give up, its blocks too."""
@@ -83,6 +82,12 @@ class Admission:
     def holders(self) -> list[Job]:
         """Those that have blocks already."""
         return [job for job in self._entering if job.phase is Phase.LOADING]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits for blocks or for a state, whom nobody is to pass."""
+        is_next_preempted = bool(self._queue) and self._queue[0].costs.preemptions > 0
+        return is_next_preempted or any(job.phase is Phase.MATCHED for job in self._entering)
 
     def advance(self) -> list[Job]:
         """Bring everybody as far as they can come now; those that are ready for a pass leave."""
@@ -176,6 +181,8 @@ class Admission:
         needed_blocks = new_blocks + self._prefixes.index.count_free(shared_keys)
         if not self._has_room(needed_blocks):
             self._note_short(job, needed_blocks)
+            # Saves that were given up may have been all that kept a shared block from being free.
+            needed_blocks = new_blocks + self._prefixes.index.count_free(shared_keys)
             if not self._has_room(needed_blocks):
                 return False
         memory.open(job.sequence, self._prefixes.index.take(shared_keys), new_blocks)
@@ -250,13 +257,16 @@ class Admission:
     # Short of blocks ------------------------------------------------------------------------------
 
     def _may_try(self, job: Job) -> bool:
-        """Not again as long as nothing was given back, until saves are to be given up for it."""
+        """Not again as long as nothing was given back and nothing more can be shared, until saves
+        are to be given up for it."""
         is_short = job.short_since_s is not None and job.short_at == self._moment()
         return not is_short or self._is_late(job)
 
-    def _moment(self) -> tuple[int, int]:
-        """As long as it stays the same there is no more room than there was."""
-        return self._memory.pool.freed_blocks, self._memory.growing_sequences
+    def _moment(self) -> tuple[int, ...]:
+        """As long as it stays the same there is no more room than there was, and nobody needs less
+        of it."""
+        memory = self._memory
+        return memory.pool.freed_blocks, memory.growing_sequences, self._prefixes.additions
 
     def _has_room(self, needed_blocks: int) -> bool:
         return may_begin(

@@ -1,8 +1,9 @@
 """The memory that KV cache lives in: a fixed number of reference-counted blocks of 128 tokens.
 
-Each block is one contiguous run of exactly the bytes that a store keeps, so a fetch writes into the
-pool and a save reads from it with no copy between. The pool knows nothing of tokens, keys, requests
-or what the bytes mean. It can be told that the bytes of a block may be wanted again: such ones are
+Each block is one contiguous run of exactly the bytes that a store keeps, so in the memory of the
+host a fetch can write into the pool, and a save read from it, with no copy between; to and from the
+memory of a GPU `engine.kv` moves them. The pool knows nothing of tokens, keys, requests or what the
+bytes mean. It can be told that the bytes of a block may be wanted again: such ones are
 handed out last, the one that has been free longest first, and may be taken back until then.
 """
 
@@ -16,6 +17,8 @@ from .errors import BlockPoolExhausted, InvalidRequest
 
 CACHE_LINE_BYTES = 64
 
+HOST = torch.device("cpu")
+
 
 def notify_nobody() -> None:
     """Nobody waits for blocks."""
@@ -24,12 +27,21 @@ def notify_nobody() -> None:
 class BlockPool:
     """`capacity_blocks` blocks of `block_bytes` each. May be used by several threads at once.
 
-    `memory` is the pool as a tensor: uint8 [block, byte]. A byte that was never written is zero, so
-    padding is too. Memory is taken from the system as blocks are first written. `on_free` is called
-    after blocks have become free, by the thread that released them.
+    `memory` is the pool as a tensor: uint8 [block, byte], on `device`. A byte that was never
+    written is zero, so padding is too. The host's memory is taken from the system as blocks are
+    first written, a GPU's at once. `on_free` is called after blocks have become free, by the thread
+    that released them.
+
+    Raises InvalidRequest for a size that is none, or that the device cannot give.
     """
 
-    def __init__(self, *, block_bytes: int, capacity_blocks: int) -> None:
+    def __init__(
+        self,
+        *,
+        block_bytes: int,
+        capacity_blocks: int,
+        device: torch.device | str = HOST,
+    ) -> None:
         if block_bytes < 1:
             raise InvalidRequest("block bytes", given=block_bytes, expected="1 or more")
         if capacity_blocks < 1:
@@ -37,15 +49,15 @@ class BlockPool:
         self.block_bytes = block_bytes
         self.capacity_blocks = capacity_blocks
         try:
-            memory = _zero_bytes(capacity_blocks * block_bytes)
-        except (MemoryError, ValueError) as error:
+            self.memory = _zero_blocks(capacity_blocks, block_bytes, torch.device(device))
+        except (MemoryError, ValueError, torch.OutOfMemoryError) as error:
             raise InvalidRequest(
                 "memory of the block pool",
                 given=f"{capacity_blocks} blocks of {block_bytes} bytes",
                 expected="what this machine can give",
             ) from error
-        self._bytes = memory.reshape(capacity_blocks, -1)
-        self.memory = torch.from_numpy(self._bytes)
+        self.device = self.memory.device
+        self._bytes = self.memory.numpy() if self.is_host else None
         self.on_free: Callable[[], None] = notify_nobody
         self._references = [0] * capacity_blocks
         self._allocations = [0] * capacity_blocks
@@ -56,6 +68,16 @@ class BlockPool:
         self._free_kept: dict[int, None] = {}
         self._freed_blocks = 0
         self._lock = Lock()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the CPU can read and write the blocks."""
+        return self.device.type == "cpu"
+
+    def require_host(self, what: str) -> None:
+        """Raises InvalidRequest if `what` asks for the memory of the host and it is another's."""
+        if not self.is_host:
+            raise InvalidRequest(what, given=f"a pool on {self.device}", expected="one on the host")
 
     @property
     def free_blocks(self) -> int:
@@ -136,8 +158,10 @@ class BlockPool:
         return self._references[block_id] == 0
 
     def buffer(self, block_id: int) -> memoryview:
-        """The block's own bytes, writable. Valid while the caller holds a reference."""
+        """The block's own bytes, writable. Valid while the caller holds a reference. Only of a pool
+        in the memory of the host."""
         assert self._references[block_id] > 0, f"block {block_id} is free"
+        assert self._bytes is not None, f"block {block_id} is on {self.device}"
         return memoryview(self._bytes[block_id])
 
     def _count_free(self) -> int:
@@ -162,8 +186,11 @@ class BlockPool:
             self._free.append(block_id)
 
 
-def _zero_bytes(size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Zeros that begin at a cache line. numpy asks the system for cleared pages, torch clears."""
-    memory = np.zeros(size_bytes + CACHE_LINE_BYTES - 1, dtype=np.uint8)
+def _zero_blocks(blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:
+    """Zeros that begin at a cache line: a GPU's begin at 512 bytes. For the host numpy asks the
+    system for cleared pages, where torch would clear them."""
+    if device.type != "cpu":
+        return torch.zeros((blocks, block_bytes), dtype=torch.uint8, device=device)
+    memory = np.zeros(blocks * block_bytes + CACHE_LINE_BYTES - 1, dtype=np.uint8)
     first = -memory.ctypes.data % CACHE_LINE_BYTES
-    return memory[first : first + size_bytes]
+    return torch.from_numpy(memory[first : first + blocks * block_bytes]).view(blocks, -1)

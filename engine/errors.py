@@ -7,6 +7,10 @@
     |-- HandoverRefused      (also ValueError)         these bytes are no sequence of this model
     |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
     |-- StateSlotsExhausted  (also MemoryError)        no free state slot; retry later
+    |-- ArenaNotPinned       (also MemoryError)        the arena cannot be page-locked
+    |-- MoverUnavailable                               this machine cannot move blocks that way
+    |-- TransferFailed                                 bytes did not get to the device, or from it
+    |   `-- TransferStuck                              nobody knows whether they still will
     |-- EngineBusy                                     too many requests wait; retry later
     |-- EngineClosed         (also RuntimeError)       the engine was used after its end
     `-- EnginesUnavailable   (also ConnectionError)    no engine worker answers a request
@@ -17,8 +21,11 @@ invariants are `assert`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from kvstore.errors import StoreError, describe_os_error
 
 PROBLEMS_SHOWN = 12
 """Problems named in a message; a file of another architecture lacks hundreds of tensors."""
@@ -83,6 +90,34 @@ class StateSlotsExhausted(EngineError, MemoryError):
         self.slots = slots
 
 
+class ArenaNotPinned(EngineError, MemoryError):
+    """The arena of the host cannot be page-locked; transfers go through a small buffer instead."""
+
+    def __init__(self, *, size_bytes: int, reason: str) -> None:
+        super().__init__(f"arena of {size_bytes} bytes cannot be pinned: {reason}")
+        self.size_bytes = size_bytes
+        self.reason = reason
+
+
+class MoverUnavailable(EngineError):
+    """A way to move blocks cannot be had here; `lacks` says all that is missing for it."""
+
+    exit_code = 2
+
+    def __init__(self, name: str, lacks: Sequence[str]) -> None:
+        super().__init__(f"mover {name}: {'; '.join(lacks)}")
+        self.name = name
+        self.lacks = list(lacks)
+
+
+class TransferFailed(EngineError):
+    """Bytes did not get into the pool, or out of it, and nothing writes them any more."""
+
+
+class TransferStuck(TransferFailed):
+    """A transfer has not ended for so long that the device must have failed."""
+
+
 class EngineBusy(EngineError):
     """As many requests wait as may; this one was not taken. Retry later."""
 
@@ -117,11 +152,28 @@ class EngineClosed(EngineError, RuntimeError):
 
 
 class EnginesUnavailable(EngineError, ConnectionError):
-    """No engine worker ends a request; `tried` says what became of each attempt."""
+    """No engine worker ends a request; `tried` says what became of the attempts."""
 
     exit_code = 4
 
-    def __init__(self, tried: Sequence[str]) -> None:
-        shown = "; ".join(tried[-PROBLEMS_SHOWN:])
-        super().__init__(f"no engine worker answers after {len(tried)} attempt(s): {shown}")
+    def __init__(self, why: str, tried: Sequence[str]) -> None:
+        """`why` it was given up, after "no engine worker"."""
+        super().__init__(f"no engine worker {why}: {'; '.join(tried[-PROBLEMS_SHOWN:])}")
         self.tried = list(tried)
+
+
+def describe_in_one_line(error: Exception) -> str:
+    """What a command says of the error that ends it."""
+    if isinstance(error, OSError) and not isinstance(error, EngineError | StoreError):
+        said = describe_os_error(error)
+    else:
+        said = str(error)
+    return " ".join(said.split())
+
+
+def reason_of(error: OSError) -> str:
+    """In the system's words, without the address: asyncio and socket say it in them, as a tuple.
+    Errors of a look-up of names have numbers of their own, which are negative."""
+    if error.errno is None or error.errno <= 0:
+        return (error.strerror or str(error)).partition(" (while ")[0]
+    return os.strerror(error.errno)

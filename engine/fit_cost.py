@@ -26,7 +26,7 @@ import typer
 
 from kvstore.identity import check_package_identity
 
-from .errors import EngineError
+from .errors import EngineError, InvalidRequest, describe_in_one_line
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
@@ -90,6 +90,35 @@ def show_progress(time_s: float) -> Callable[[int, float], None]:
     return show
 
 
+def check_place(path: Path) -> None:
+    """That a file can be written there is found out before minutes are spent on what is to be in
+    it. Raises InvalidRequest; a file that is there stays as it is."""
+    try:
+        is_new = not path.exists()
+        with path.open("ab"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises InvalidRequest if that cannot be done."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InvalidRequest:
+    return InvalidRequest(
+        "--out",
+        given=f"{path}: {error.strerror or error}",
+        expected="a file in a folder that this user may write in, on a disk with room",
+    )
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -120,6 +149,8 @@ def fit(
     from .scheduler.cost import encode_cost
     from .scheduler.fit import fit_cost
 
+    if out is not None:
+        check_place(out)
     set_thread_count(threads)
     path = model or find_default_model()
     loaded = load_runner(path, pool_blocks=POOL_BLOCKS, state_slots=1)
@@ -144,7 +175,7 @@ def fit(
     }
     text = encode_cost(found.cost, {"residuals": residuals, **facts})
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_file(out, text)
     if is_json:
         print(text, end="")
     else:
@@ -158,8 +189,7 @@ def main() -> None:
     try:
         app(prog_name=NAME)
     except (EngineError, OSError) as error:
-        one_line = " ".join(str(error).split())
-        print(f"{NAME}: {one_line}", file=sys.stderr)
+        print(f"{NAME}: {describe_in_one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, EngineError) else USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

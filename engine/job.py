@@ -8,6 +8,7 @@ from kvstore.key import KeyChain
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import MISS, HitPlan
 
+from .engine_status import EngineCounts
 from .prefix_source import LoadOutcome, PrefixLoad
 from .request import FinishReason, Request
 from .request_report import RequestReport
@@ -18,6 +19,11 @@ from .sequence import Sequence
 
 WINDOWS_KEPT = 2
 """Window states of an answer that are saved at its end: the next turn's hit may end at either."""
+
+
+ATTACHED_AHEAD = 1 << 62
+"""Places in line by which a sequence from another engine is before all that were asked for here: it
+was in line elsewhere. Among each other they keep their order."""
 
 
 class Phase(Enum):
@@ -69,6 +75,8 @@ class Job:
     tokens_max: int
     chain: KeyChain
     costs: Costs
+    counts: EngineCounts
+    """Of the engine, to which its costs are added."""
     phase: Phase = Phase.WAITING
     replay_first: int | None = None
     load: PrefixLoad | None = None
@@ -89,8 +97,8 @@ class Job:
     receipt: SaveReceipt = field(default_factory=SaveReceipt)
     short_since_s: float | None = None
     """Since when blocks are lacking."""
-    short_at: tuple[int, int] = (0, 0)
-    """What room there had been until they were last found lacking."""
+    short_at: tuple[int, ...] = ()
+    """What room there had been, and what was shared, when they were last found lacking."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -126,11 +134,13 @@ class Job:
         self.plan, self.window, self.borders = MISS, None, ()
         self.shared_blocks = self.indexed_blocks = self.window_blocks = 0
         self.is_started = self.waits_for_end = False
+        self.short_since_s, self.short_at = None, ()
         self.windows.clear()
 
     def attach_here(self) -> None:
         """Its sequence was begun, computed so far and saved by another engine."""
         sequence = self.sequence
+        self.order -= ATTACHED_AHEAD
         self.phase = Phase.DECODING
         self.is_started = True
         self.plan = sequence.hit
@@ -148,6 +158,9 @@ class Job:
         self.costs.fetch_s += outcome.fetch_s
         self.costs.swap_in_s += outcome.swap_in_s
         self.costs.rejected_shards += outcome.rejected_shards
+        self.counts.fetch_s += outcome.fetch_s
+        self.counts.swap_in_s += outcome.swap_in_s
+        self.counts.rejected_shards += outcome.rejected_shards
 
     def drop_load(self) -> None:
         """The load is not needed any more; what it took is noted, as far as that is known."""

@@ -20,7 +20,7 @@ from kvstore.key import KeyChain
 
 from .admission import Admission
 from .engine_config import EngineConfig
-from .engine_status import EngineCounts, EngineStatus
+from .engine_status import EngineCounts, EngineStatus, EngineTimes
 from .errors import EngineBusy, EngineClosed
 from .job import Costs, Job, Phase
 from .keeping import Keeper
@@ -30,7 +30,8 @@ from .prefix_index import PrefixIndex
 from .prefix_knowledge import PrefixKnowledge
 from .prefix_source import PrefixSource
 from .request import Request, TokenEvent
-from .request_checks import check_request, tokens_max_of
+from .request_checks import PreparedRequest, check_id, check_request, tokens_max_of
+from .save_receipt import SaveReceipt
 from .save_sink import SaveSink
 from .schedule import Schedule
 from .scheduler.blocks import blocks_needed, may_begin
@@ -67,6 +68,9 @@ class LLMEngine:
         self._config = config
         self._clock = clock
         self._counts = EngineCounts()
+        self.times = EngineTimes()
+        """May be read from any thread."""
+        self._saves = SaveReceipt()
         self._orders = count()
         self._changed = Event()
         self._is_closed = False
@@ -90,7 +94,9 @@ class LLMEngine:
             counts=self._counts,
             clock=clock,
         )
-        self._passes = Passes(runner, self._schedule, counts=self._counts, clock=clock)
+        self._passes = Passes(
+            runner, self._schedule, counts=self._counts, times=self.times, clock=clock
+        )
         runner.pool.on_free = self.wake
         if source is not None:
             source.on_change = self.wake
@@ -103,18 +109,19 @@ class LLMEngine:
 
     # Requests -------------------------------------------------------------------------------------
 
-    def add_request(self, request: Request) -> None:
-        """Take a request; its events come from `step`.
+    def add_request(self, asked: Request | PreparedRequest) -> None:
+        """Take a request; its events come from `step`. One that was prepared by another thread
+        (`prepare_request`) is taken in a short time, however long its prompt is.
 
         Raises EngineBusy if as many wait as may, InvalidRequest for one that this engine could
         never answer.
         """
         self._check_open("add_request")
-        check_request(request, self.runner, taken_ids=self._schedule.jobs)
+        request, chain = self._check(asked)
         if self._admission.waiting >= self._config.queue_requests_max:
             self._counts.refused += 1
             raise EngineBusy(waiting_requests=self._admission.waiting)
-        self._schedule.add(self._job_of(request, Sequence(request)))
+        self._schedule.add(self._job_of(request, Sequence(request), chain))
         self._counts.requests += 1
 
     def abort(self, request_id: str) -> None:
@@ -178,6 +185,8 @@ class LLMEngine:
             free_blocks=self.runner.pool.free_blocks,
             pool_blocks=self.runner.pool.capacity_blocks,
             free_states=self.runner.free_states,
+            saves=self._saves.summary(),
+            dropped_windows=0 if self._sink is None else self._sink.dropped_windows,
         )
 
     def flush(self, deadline_s: float) -> bool:
@@ -233,14 +242,16 @@ class LLMEngine:
         assert sequence in self._memory.held, "the sequence is not held"
         self._memory.give_back(sequence)
 
-    def open_for_handover(self, request: Request) -> Sequence | None:
+    def open_for_handover(self, asked: Request | PreparedRequest) -> Sequence | None:
         """Blocks and state for a sequence that comes from another engine: its tokens are prompt and
-        `answered_ids`. None if there is no room for it now.
+        `answered_ids`. None if there is no room for it now, or somebody waits in line for room.
 
         It is held until it is attached or released. Raises InvalidRequest as `add_request` does.
         """
         self._check_open("open_for_handover")
-        check_request(request, self.runner, taken_ids=self._schedule.jobs)
+        request, _ = self._check(asked)
+        if self._admission.is_short:
+            return None
         tokens_max = tokens_max_of(request, self.runner.context_tokens)
         sequence = Sequence(request)
         blocks = blocks_needed(len(sequence.token_ids), tokens_max)
@@ -255,13 +266,14 @@ class LLMEngine:
         self._memory.held.add(sequence)
         return sequence
 
-    def attach(self, sequence: Sequence) -> None:
+    def attach(self, sequence: Sequence, chain: KeyChain | None = None) -> None:
         """Let a sequence that was opened for a hand-over decode: all its tokens but the last are
-        computed by now. The engine that it comes from has saved what was complete."""
+        computed by now. The engine that it comes from has saved what was complete. `chain`: as it
+        was prepared, if it was."""
         assert sequence.computed_tokens == len(sequence.token_ids) - 1, sequence.computed_tokens
-        check_request(sequence.request, self.runner, taken_ids=self._schedule.jobs)
+        check_id(sequence.request, self._schedule.jobs)
         self._memory.held.remove(sequence)
-        job = self._job_of(sequence.request, sequence)
+        job = self._job_of(sequence.request, sequence, chain)
         job.attach_here()
         self._schedule.add(job)
         self._counts.attached += 1
@@ -293,17 +305,32 @@ class LLMEngine:
         if not plan.passes and not plan.alone_ends:
             return False
         self._counts.steps += 1
+        start_s = self._clock()
         self._passes.run(plan, answers, arriving)
+        self.times.step.add(self._clock() - start_s)
         return True
 
-    def _job_of(self, request: Request, sequence: Sequence) -> Job:
+    def _check(self, asked: Request | PreparedRequest) -> tuple[Request, KeyChain | None]:
+        """The request, and its keys if they are known. Raises InvalidRequest."""
+        chain: KeyChain | None = None
+        if isinstance(asked, PreparedRequest):
+            chain = asked.chain
+            asked = asked.request
+        else:
+            check_request(asked, self.runner)
+        check_id(asked, self._schedule.jobs)
+        return asked, chain
+
+    def _job_of(self, request: Request, sequence: Sequence, chain: KeyChain | None) -> Job:
         return Job(
             request=request,
             sequence=sequence,
             order=next(self._orders),
             tokens_max=tokens_max_of(request, self.runner.context_tokens),
-            chain=KeyChain(self.runner.namespace),
+            chain=KeyChain(self.runner.namespace) if chain is None else chain,
             costs=Costs(arrived_s=self._clock()),
+            counts=self._counts,
+            receipt=SaveReceipt(self._saves),
             replay_first=request.replay_first,
         )
 

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from kernels.cuda.operations import CUDA_OPERATIONS
+from kernels.operations import REFERENCE, Operations
 from kvstore.key import Namespace
 
 from .block_pool import BlockPool
@@ -94,25 +96,48 @@ def load_runner(
     compute: ComputeType | None = None,
     tenant: str = "default",
     decoder_tail_tokens: int = DECODER_TAIL_TOKENS,
+    device: str = "cpu",
 ) -> LoadedRunner:
     """A GGUF file (llama), or a folder with config.json (DeepSeek-V4.1).
 
-    `compute` None leaves the choice to the CPU; a folder runs in float32 only. `state_slots` and
+    `device`: "cpu", or for a folder "cuda" too, or "cuda:1". `compute` None leaves the choice to
+    the CPU, or is float32 for a folder, which runs in bfloat16 on a GPU only. `state_slots` and
     `decoder_tail_tokens` are for a folder: a dense model needs neither. Raises MissingModel, or
     ModelFileError with everything that is wrong with the model; InvalidRequest for what it cannot
     be run with.
     """
+    place = choose_device(device)
     if not Path(path).is_dir():
+        if place.type != "cpu":
+            raise InvalidRequest("device", given=device, expected="cpu, for a GGUF file")
         return _load_file(path, pool_blocks=pool_blocks, compute=compute, tenant=tenant)
-    if compute == "bfloat16":
-        raise InvalidRequest("compute", given=compute, expected="float32, for a folder")
+    if compute == "bfloat16" and place.type == "cpu":
+        raise InvalidRequest("compute", given=compute, expected="float32, for a folder on a CPU")
     return _load_folder(
         path,
         pool_blocks=pool_blocks,
         state_slots=state_slots,
+        compute=compute or "float32",
         tenant=tenant,
         decoder_tail_tokens=decoder_tail_tokens,
+        device=place,
     )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name, with its number. Raises InvalidRequest if there is none."""
+    expected = "cpu, cuda, or cuda: and the number of a device that is there"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequest("device", given=repr(name), expected=expected) from error
+    if device == torch.device("cpu"):
+        return device
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type != "cuda" or (device.index or 0) >= devices:
+        given = f"{name!r}; {devices} CUDA devices are there"
+        raise InvalidRequest("device", given=given, expected=expected)
+    return torch.device("cuda", device.index or 0)
 
 
 def _load_file(
@@ -141,7 +166,7 @@ def _load_file(
         layout=block_layout(model.geometry),
         tenant=tenant,
     )
-    pool = _make_pool(namespace, pool_blocks)
+    pool = _make_pool(namespace, pool_blocks, torch.device("cpu"))
     runner = LlamaRunner(model, pool, namespace)
     return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
 
@@ -151,32 +176,40 @@ def _load_folder(
     *,
     pool_blocks: int | PoolMemory,
     state_slots: int,
+    compute: ComputeType,
     tenant: str,
     decoder_tail_tokens: int,
+    device: torch.device,
 ) -> LoadedRunner:
     checkpoint = open_folder(path)
     config = checkpoint.config
     tokenizer_data = read_text_tokenizer(checkpoint.path, config)
-    loaded = load_checkpoint(checkpoint)
+    loaded = load_checkpoint(checkpoint, _DTYPES[compute], device=device)
     namespace = model_namespace(
         # Where a folder lies, and what it is called there, is not the model's.
         name=FOLDER_MODEL,
         weights_sha256=checkpoint.sha256,
-        compute="float32",
+        # A GPU rounds otherwise, and a hit has to give the bits of a cold run.
+        compute=compute if device.type == "cpu" else f"{compute} {device.type}",
         tokenizer_sha256=tokenizer_data.sha256,
         layout=v41_layout.block_layout(config),
         tenant=tenant,
     )
-    pool = _make_pool(namespace, pool_blocks)
+    pool = _make_pool(namespace, pool_blocks, device)
     runner = V41Runner(
-        loaded.build(pool),
+        loaded.build(pool, operations_for(device)),
         pool=pool,
-        states=StatePool(config, state_slots),
+        states=StatePool(config, state_slots, device=device),
         namespace=namespace,
         decoder_tail_tokens=decoder_tail_tokens,
     )
     name = checkpoint.path.resolve().name
-    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, "float32")
+    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
+
+
+def operations_for(device: torch.device) -> Operations:
+    """The back end for a device."""
+    return REFERENCE if device.type == "cpu" else CUDA_OPERATIONS
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -190,7 +223,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return Tokenizer(data)
 
 
-def _make_pool(namespace: Namespace, size: int | PoolMemory) -> BlockPool:
+def _make_pool(namespace: Namespace, size: int | PoolMemory, device: torch.device) -> BlockPool:
     block_bytes = namespace.layout.block_bytes
     blocks = size.size_bytes // block_bytes if isinstance(size, PoolMemory) else size
-    return BlockPool(block_bytes=block_bytes, capacity_blocks=blocks)
+    return BlockPool(block_bytes=block_bytes, capacity_blocks=blocks, device=device)

@@ -1,13 +1,14 @@
 """Runs what a step was planned to compute, and does with the results what follows from them."""
 
 from collections.abc import Callable
+from functools import partial
 
 from kvstore.layout import BLOCK_TOKENS
 
-from .engine_status import EngineCounts
+from .engine_status import EngineCounts, EngineTimes
 from .job import Job, Phase
-from .model_runner import ModelRunner, Part, WaitForSection, wait_for_nothing
-from .prefix_source import LoadFellShort
+from .model_runner import ModelRunner, Part
+from .prefix_source import LoadFellShort, PrefixLoad
 from .request import TokenEvent
 from .sampling import FloatArray, choose_token
 from .schedule import Schedule
@@ -28,12 +29,14 @@ class Passes:
         schedule: Schedule,
         *,
         counts: EngineCounts,
+        times: EngineTimes,
         clock: Callable[[], float],
     ) -> None:
         self.on_last_chunk: Callable[[Sequence], None] = begin_nothing
         self._runner = runner
         self._schedule = schedule
         self._counts = counts
+        self._times = times
         self._clock = clock
 
     def run(self, plan: StepPlan, answers: list[Job], arriving: Job | None) -> None:
@@ -57,14 +60,13 @@ class Passes:
                 continue
             assert job.load is not None
             try:
-                self._pass([job], [end], job.load.wait_for_section)
+                self._pass([job], [end], job.load)
             except LoadFellShort:
                 self._schedule.admission.fell_short(job)
                 return
 
-    def _pass(
-        self, jobs: list[Job], ends: list[int], wait_for_section: WaitForSection = wait_for_nothing
-    ) -> None:
+    def _pass(self, jobs: list[Job], ends: list[int], load: PrefixLoad | None = None) -> None:
+        """`load` is what arrives while the pass runs. Raises LoadFellShort."""
         first = [job.sequence.computed_tokens for job in jobs]
         parts = [Part(job.sequence, end) for job, end in zip(jobs, ends, strict=True)]
         for job, end in zip(jobs, ends, strict=True):
@@ -72,7 +74,12 @@ class Passes:
             if is_last and job.request.ends_after_prefill:
                 self.on_last_chunk(job.sequence)
         start_s = self._clock()
-        rows = self._runner.compute(parts, wait_for_section=wait_for_section)
+        if load is None:
+            rows = self._runner.compute(parts)
+        else:
+            wait = partial(self._wait_for_section, load)
+            rows = self._runner.compute(parts, wait_for_section=wait)
+            load.confirm()
         took_s = self._clock() - start_s
         for index, (job, logits) in enumerate(zip(jobs, rows, strict=True)):
             if job.phase is Phase.LOADING:
@@ -82,6 +89,13 @@ class Passes:
                 job.costs.prefill_s += took_s
                 self._counts.prefill_tokens += ends[index] - first[index]
             self._after_pass(job, logits)
+
+    def _wait_for_section(self, load: PrefixLoad, section: int) -> None:
+        start_s = self._clock()
+        try:
+            load.wait_for_section(section)
+        finally:
+            self._counts.arrival_wait_s += self._clock() - start_s
 
     def _after_pass(self, job: Job, logits: FloatArray | None) -> None:
         self._schedule.keeper.after_pass(job)
@@ -136,5 +150,7 @@ class Passes:
     def _note_first_token(self, job: Job) -> None:
         job.costs.first_token_s = self._clock()
         job.note_hit()
+        self._times.first_token.add(job.costs.first_token_s - job.costs.arrived_s)
         self._counts.hit_tokens += job.costs.hit_tokens
+        self._counts.replay_tokens += job.costs.replay_tokens
         self._counts.shared_tokens += job.costs.shared_tokens

@@ -24,6 +24,8 @@ class PrefixIndex:
         self._pool = pool
         self._kept: dict[bytes, _Kept] = {}
         self._keys: dict[int, bytes] = {}
+        self.additions = 0
+        """How often a block has become known that was not."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -38,6 +40,7 @@ class PrefixIndex:
         before = self._keys.get(block_id)
         if before is not None:
             del self._kept[before]
+        self.additions += 1
         self._kept[key] = _Kept(block_id, self._pool.keep(block_id))
         self._keys[block_id] = key
 

@@ -24,6 +24,12 @@ class PrefixKnowledge:
         self._snapshots = snapshots
         self._has_windows = has_windows
 
+    @property
+    def additions(self) -> int:
+        """As long as it stays the same no prefix has grown here: not in the pool, nor by a window
+        state."""
+        return self.index.additions + self._snapshots.additions
+
     def tokens_to_match(self, job: Job) -> int:
         """A prompt and its answer; with window state the prompt alone, whose length binds bits."""
         sequence = job.sequence

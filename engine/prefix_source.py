@@ -34,7 +34,7 @@ LoadStep: TypeAlias = Literal["match", "lease", "window", "fetch", "copy"]
 class LoadEvent:
     """One step of a load, by the source's clock. `section` is the one that a "fetch" was waited for
     or that a "copy" moved, from its first byte to its last; None if the step is not of one
-    section."""
+    section. On a GPU a "copy" is over when it was started."""
 
     step: LoadStep
     section: int | None
@@ -53,14 +53,14 @@ class LoadOutcome:
     fetch_s: float = 0.0
     """From `begin` until the last byte that was wanted was in shared memory (or had failed)."""
     swap_in_s: float = 0.0
-    """Time spent copying into the pool."""
+    """Time that the copying thread spent: copying on a CPU, starting transfers on a GPU."""
     events: tuple[LoadEvent, ...] = ()
     """At most one for each step, and two for each section."""
 
 
 class PrefixLoad(Protocol):
     """The prefix of one prompt on its way. Belongs to the engine's thread; never blocks but in
-    `wait_for_section`."""
+    `wait_for_section` and `confirm`."""
 
     @property
     def found(self) -> PrefixFound | None:
@@ -82,8 +82,15 @@ class PrefixLoad(Protocol):
         """The window state once it is there."""
 
     def wait_for_section(self, section: int) -> None:
-        """Returns when all planned blocks have the section in the pool. Raises LoadFellShort if
-        they do not come, or not within the source's limit for a pass."""
+        """Returns when all planned blocks have the section in the pool, for what the calling thread
+        computes from now on: on a GPU, its current stream waits for bytes that are still being
+        moved there. Raises LoadFellShort if they do not come, or not within the source's limit for
+        a pass."""
+
+    def confirm(self) -> None:
+        """After a pass that waited for sections, before anything is made of it: returns when all
+        of them are known to have been moved whole. Raises LoadFellShort if one was not: the pass
+        has read what nobody knows."""
 
     @property
     def outcome(self) -> LoadOutcome | None:

@@ -12,6 +12,9 @@ from .chat import Message, encode_chat, encode_follow_up, encode_text, encode_te
 from .errors import EngineError, InvalidRequest
 from .tokenizer import Tokenizer
 
+TEXT_CHARACTERS_MAX = 64 << 20
+"""Longer than any prompt: a device that never ends is named by mistake."""
+
 
 class UnusableFile(EngineError):
     """A file that the user named is not there or cannot be read."""
@@ -67,13 +70,20 @@ def encode_question(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 def _read_text(path: Path, what: str = "prompt file") -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(TEXT_CHARACTERS_MAX + 1)
     except FileNotFoundError as error:
         raise UnusableFile(f"{what}: no such file: {path}") from error
     except IsADirectoryError as error:
         raise UnusableFile(f"{what}: is a folder: {path}") from error
+    except OSError as error:
+        raise UnusableFile(f"{what}: {error.strerror or error}: {path}") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(what, given=path, expected="UTF-8 text") from error
+    if len(text) > TEXT_CHARACTERS_MAX:
+        expected = f"a text of at most {TEXT_CHARACTERS_MAX} characters"
+        raise InvalidRequest(what, given=f"{path}, which is longer", expected=expected)
+    return text
 
 
 def _read_earlier(path: Path) -> tuple[list[int], list[int]]:

@@ -1,12 +1,12 @@
 """An answer of engine workers, as text. Only the tokenizer of the model is needed here."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from .answer_text import AnswerText
-from .client import AnswerReport, EngineClient, EnginePlaces
+from .client import AnswerPart, AnswerReport, ClientDeadlines, EngineClient, EnginePlaces
 from .request import FinishReason
 from .sampling import Sampling
 from .tokenizer import Tokenizer
@@ -36,28 +36,24 @@ def ask_engines(
     *,
     max_tokens: int,
     sampling: Sampling,
+    deadlines: ClientDeadlines,
     on_text: Callable[[str], None],
 ) -> RemoteAnswer:
     """Ask the workers, in an event loop that is made for it. `on_text` gets the text as it comes.
 
     Raises what `EngineClient.generate` raises.
     """
-    return asyncio.run(_ask(places, tokenizer, prompt_ids, max_tokens, sampling, on_text))
-
-
-async def _ask(
-    places: EnginePlaces,
-    tokenizer: Tokenizer,
-    prompt_ids: Sequence[int],
-    max_tokens: int,
-    sampling: Sampling,
-    on_text: Callable[[str], None],
-) -> RemoteAnswer:
-    answer = AnswerText(tokenizer, on_text)
-    token_ids: list[int] = []
-    parts = EngineClient(places).generate(
+    client = EngineClient(places, deadlines=deadlines)
+    parts = client.generate(
         prompt_ids, max_tokens=max_tokens, sampling=sampling, stop_ids=tokenizer.stop_ids
     )
+    return asyncio.run(_collect(parts, prompt_ids, AnswerText(tokenizer, on_text)))
+
+
+async def _collect(
+    parts: AsyncGenerator[AnswerPart, None], prompt_ids: Sequence[int], answer: AnswerText
+) -> RemoteAnswer:
+    token_ids: list[int] = []
     async with aclosing(parts):
         async for part in parts:
             token_ids += part.token_ids

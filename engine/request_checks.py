@@ -1,8 +1,14 @@
 """Whether an engine could ever answer a request; a mistake of the caller is told before anything is
-done."""
+done.
+
+What takes longer the longer a prompt is can be done for an engine's thread by another one.
+"""
 
 import re
 from collections.abc import Container
+from dataclasses import dataclass
+
+from kvstore.key import KeyChain
 
 from .errors import InvalidRequest
 from .model_runner import ModelRunner
@@ -14,15 +20,37 @@ TTL_CLASS = re.compile(r"[a-z0-9_-]{1,16}")
 """The store's rule: a block of another class would not be saved."""
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that was checked, and the keys of its full blocks. An engine looks at each of its
+    tokens no more."""
+
+    request: Request
+    chain: KeyChain
+
+
+def prepare_request(request: Request, runner: ModelRunner) -> PreparedRequest:
+    """What an engine of this model takes in a short time. May be called in any thread; raises
+    InvalidRequest, which names what is wrong."""
+    check_request(request, runner)
+    chain = KeyChain(runner.namespace)
+    chain.append([*request.prompt_ids, *request.answered_ids])
+    return PreparedRequest(request, chain)
+
+
 def tokens_max_of(request: Request, context_tokens: int) -> int:
     """Tokens of prompt and answer at most: the context ends an answer too."""
     return min(len(request.prompt_ids) + request.max_tokens, context_tokens)
 
 
-def check_request(request: Request, runner: ModelRunner, *, taken_ids: Container[str]) -> None:
-    """Raises InvalidRequest, which names what is wrong."""
+def check_id(request: Request, taken_ids: Container[str]) -> None:
+    """Raises InvalidRequest for an id that another request has."""
     if request.request_id in taken_ids:
         raise InvalidRequest("request id", given=request.request_id, expected="one not in use")
+
+
+def check_request(request: Request, runner: ModelRunner) -> None:
+    """Everything but the id. Raises InvalidRequest, which names what is wrong."""
     if not TTL_CLASS.fullmatch(request.ttl_class):
         given, expected = repr(request.ttl_class), "1 to 16 of a-z, 0-9, '_' and '-'"
         raise InvalidRequest("ttl_class", given=given, expected=expected)

@@ -6,7 +6,7 @@ from threading import Lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSummary:
-    """Blocks of one request by what became of them.
+    """Blocks of one request, or of all, by what became of them.
 
     `dropped` never reached the store because the queue was full, a request needed the memory or
     the engine ended; `pending` were not through when this was read.
@@ -20,9 +20,13 @@ class SaveSummary:
 
 
 class SaveReceipt:
-    """Follows the saves of one request; `summary` may be read at any time from any thread."""
+    """Follows the saves of one request; `summary` may be read at any time from any thread.
 
-    def __init__(self) -> None:
+    `total` follows those of all requests.
+    """
+
+    def __init__(self, total: "SaveReceipt | None" = None) -> None:
+        self._total = total
         self._lock = Lock()
         self._counts = dict.fromkeys(("stored", "known", "failed", "dropped", "pending"), 0)
 
@@ -33,6 +37,8 @@ class SaveReceipt:
     def expect(self, blocks: int) -> None:
         with self._lock:
             self._counts["pending"] += blocks
+        if self._total is not None:
+            self._total.expect(blocks)
 
     def settle(self, **blocks_by_outcome: int) -> None:
         """Move blocks from pending to their outcomes."""
@@ -40,3 +46,5 @@ class SaveReceipt:
             for outcome, blocks in blocks_by_outcome.items():
                 self._counts[outcome] += blocks
                 self._counts["pending"] -= blocks
+        if self._total is not None:
+            self._total.settle(**blocks_by_outcome)

@@ -21,6 +21,10 @@ class SaveSink(Protocol):
         """Save complete blocks of the pool as the last ones of the chain `keys`. References to them
         are held until they are read."""
 
+    @property
+    def dropped_windows(self) -> int:
+        """Window states that were not kept, for whatever reason. From any thread."""
+
     def save_window(self, key: bytes, record: memoryview) -> None:
         """Keep the window state at the end of the block that has this key. `record` is the sink's
         from now on."""

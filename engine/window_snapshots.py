@@ -14,6 +14,8 @@ class WindowSnapshots:
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
         self._records: OrderedDict[bytes, memoryview] = OrderedDict()
+        self.additions = 0
+        """How often a key has come that was not there."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -23,6 +25,7 @@ class WindowSnapshots:
 
     def put(self, key: bytes, record: memoryview) -> None:
         """Keep a record, which must not change any more."""
+        self.additions += key not in self._records
         self._records[key] = record
         self._records.move_to_end(key)
         if len(self._records) > self._records_max:

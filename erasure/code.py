@@ -221,6 +221,14 @@ class Code:
         if product is not None:
             product.apply_at(sources, targets, shard_bytes=shard_bytes)
 
+    def coefficients(self, missing: Sequence[int], available: Sequence[int]) -> NDArray[np.uint8]:
+        """What makes the missing shards out of k available ones, for who multiplies elsewhere:
+        uint8 (len(missing), k), in the order of both. Raises ShardSelectionError."""
+        for name, indices in (("missing", missing), ("available", available)):
+            _ascending(name, indices)
+        _require_selection(self._k + self._m, self._k, missing, available)
+        return reconstruction_rows(cauchy_generator(self._k, self._m), missing, available)
+
     def _select(
         self, missing: Sequence[int], available: Sequence[int]
     ) -> tuple[ShardProduct | None, list[int] | None, list[int] | None]:
@@ -253,6 +261,16 @@ def _prepare_repair(
     Runs once for a pattern, as its result is cached: a hit needs no check.
     """
     total, k = generator.shape
+    _require_selection(total, k, missing, available)
+    if not missing:
+        return None
+    return multiplier.prepare(reconstruction_rows(generator, missing, available))
+
+
+def _require_selection(
+    total: int, k: int, missing: Sequence[int], available: Sequence[int]
+) -> None:
+    """Raise ShardSelectionError unless these are shards of one code, k available ones apart."""
     for name, indices in (("missing", missing), ("available", available)):
         if len(set(indices)) < len(indices) or not set(indices) <= set(range(total)):
             raise ShardSelectionError(
@@ -265,9 +283,6 @@ def _prepare_repair(
         raise ShardSelectionError(
             "missing", list(missing), f"none of the available ones, but {both} are"
         )
-    if not missing:
-        return None
-    return multiplier.prepare(reconstruction_rows(generator, missing, available))
 
 
 def _flatten(name: str, rows: Sequence[Buffers], columns: int) -> list[ReadableBuffer]:

@@ -95,6 +95,8 @@ class LeaseRun(Message):
     blocks: RunBlocks
     deadline_s: DeadlineS
     is_window: bool = False
+    has_parity_room: bool = False
+    """Also for the parity of the blocks; not for a window record."""
 
 
 class ReleaseRun(Message):
@@ -112,6 +114,9 @@ class FetchRun(Message):
     first_block: Count
     is_by_layer: bool
     deadline_s: DeadlineS
+    is_left_to_reader: bool = False
+    """What blocks have lost is rebuilt by the engine; in layer order only, and into a run with room
+    for parity."""
 
 
 class StoreRun(Message):
@@ -233,11 +238,13 @@ class PromptMatched(Message):
 
 
 class RunLeased(Message):
-    """`blocks` are as many as fit, at most those asked for; 0: there is no run."""
+    """`blocks` are as many as fit, at most those asked for; 0: there is no run. `code`: k and m of
+    the shards that it has room for beside the blocks; 0 and 0 for none."""
 
     run: Number
     offset: Number
     blocks: Count
+    code: tuple[Count, Count] = (0, 0)
 
 
 class RunOffered(Message):

@@ -26,7 +26,36 @@ Normal outcomes are not here: a miss, a shorter run, "not stored" are values. In
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+ADVICE = {
+    errno.ENOSPC: "make room on its disk, or name a place on another one",
+    errno.EDQUOT: "make room within the quota, or name a place on another disk",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EACCES: "run it as a user who may do that, or name another place",
+    errno.EPERM: "run it as a user who may do that, or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.ENOENT: "name one that is there",
+    errno.ENOTDIR: "name one whose folders are folders",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "name another place",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "end what has so many files open",
+    errno.ENOMEM: "free memory, or run less on this machine",
+    errno.EAGAIN: "end what has so many processes, or raise the limit (ulimit -u)",
+    errno.EADDRINUSE: "end what listens there, or name another port",
+    errno.EADDRNOTAVAIL: "name an address of this host",
+}
+"""What may help a person, by what the system says."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """One line for a person: which file, what the system says of it, and what may help."""
+    where = "" if error.filename is None else f"{error.filename}: "
+    advice = ADVICE.get(error.errno or 0)
+    return f"{where}{error.strerror or error}" + (f"; {advice}" if advice else "")
 
 
 class StoreError(Exception):

@@ -136,7 +136,10 @@ def _lock(lock_path: Path, path: Path, pid: int, option: str, noun: str) -> tupl
             return descriptor, is_new
         # Somebody removed the file between our opening it and our lock.
         os.close(descriptor)
-    raise StoreError(f"socket {path}: {lock_path.name} is removed again and again")
+    raise StoreError(
+        f"socket {path}: {lock_path.name} cannot be made in {path.parent}, or is removed again and"
+        " again; name a path in another folder"
+    )
 
 
 def _open_lock(lock_path: Path) -> tuple[int, bool]:

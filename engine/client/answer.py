@@ -14,6 +14,10 @@ class WorkerLost(Exception):
     """A worker is gone, silent, or says what cannot be; the request goes on elsewhere."""
 
 
+class WorkerAbsent(WorkerLost):
+    """Nobody is at a worker's address: it has nothing of the request, and may be started again."""
+
+
 @dataclass(slots=True, kw_only=True)
 class AnswerProgress:
     """The answer so far. A position is given out once, and none is skipped."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from ..errors import reason_of
 from ..worker.address import WorkerAddress
 from ..worker.frames import read_frame
 from ..worker.messages import (
@@ -17,20 +18,22 @@ from ..worker.messages import (
     decode_answer,
     encode_frame,
 )
-from .answer import WorkerLost
+from .answer import WorkerAbsent, WorkerLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientDeadlines:
-    """How long a client waits for a worker before it goes elsewhere, seconds."""
+    """How long a client waits, seconds: for a worker before it goes elsewhere, and for all of them
+    before it gives up."""
 
     connect_s: float = 2.0
     first_token_s: float = 120.0
     """From the request until its first token: the time in the queue and the prefill."""
     between_tokens_s: float = 30.0
     """Also for a ticket, and for the first token after one."""
-    busy_s: float = 60.0
-    """All in all, while every worker is busy or draining."""
+    patience_s: float = 60.0
+    """While nobody goes on with the answer, because all are lost, busy or draining: from the first
+    attempt in vain since it last grew. Time for a worker to be started again."""
 
 
 async def converse(
@@ -44,9 +47,9 @@ async def converse(
         async with asyncio.timeout(deadlines.connect_s):
             reader, writer = await _connect(place)
     except TimeoutError:
-        raise WorkerLost(f"no connection within {deadlines.connect_s:g} s") from None
+        raise WorkerAbsent(f"no connection within {deadlines.connect_s:g} s") from None
     except OSError as error:
-        raise WorkerLost(f"no connection: {error.strerror or error}") from error
+        raise WorkerAbsent(f"no connection: {reason_of(error)}") from error
     try:
         writer.write(encode_frame(message))
         is_new = not isinstance(message, Resume)
@@ -79,4 +82,4 @@ async def _read_answer(reader: asyncio.StreamReader, wait_s: float) -> Answer:
     except MalformedMessage as error:
         raise WorkerLost(f"it said something else: {error}") from error
     except OSError as error:
-        raise WorkerLost(f"connection lost: {error.strerror or error}") from error
+        raise WorkerLost(f"connection lost: {reason_of(error)}") from error

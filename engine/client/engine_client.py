@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import EnginesUnavailable, InvalidRequest
+from ..errors import InvalidRequest
 from ..request import FinishReason
 from ..sampling import GREEDY, Sampling
 from ..worker.address import WorkerAddress
@@ -26,12 +26,12 @@ from ..worker.messages import (
     Refused,
     Tokens,
 )
-from .answer import AnswerProgress, WorkerLost
+from .answer import AnswerProgress, WorkerAbsent, WorkerLost
 from .conversation import ClientDeadlines, converse
 from .places import EnginePlaces
 from .route import Route
 
-FAILURES_MAX = 6
+FAULTS_MAX = 6
 SUSPECT_S = 10.0
 """For so long other workers are asked before one that was lost."""
 PAUSE_FIRST_S = 0.02
@@ -68,17 +68,19 @@ class EngineClient:
         places: EnginePlaces,
         *,
         deadlines: ClientDeadlines | None = None,
-        failures_max: int = FAILURES_MAX,
+        faults_max: int = FAULTS_MAX,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._places = places
         self._deadlines = deadlines or ClientDeadlines()
-        self._failures_max = failures_max
+        self._faults_max = faults_max
         self._clock = clock
         self._sleep = sleep
         self._in_flight: Counter[WorkerAddress] = Counter()
         self._lost_at_s: dict[WorkerAddress, float] = {}
+        self._has_met = False
+        """Some worker was there, for whatever request."""
 
     async def generate(
         self,
@@ -91,8 +93,8 @@ class EngineClient:
     ) -> AsyncGenerator[AnswerPart, None]:
         """The answer to a prompt as it comes. Close the iterator to end the request early.
 
-        Raises InvalidRequest for what workers refuse, EnginesUnavailable after too many faults, or
-        if all are busy for too long.
+        Raises InvalidRequest for what workers refuse; EnginesUnavailable after too many faults, if
+        nobody goes on with it for too long, and at once if this client never met any worker.
         """
         _check_sizes(prompt_ids, max_tokens)
         progress = AnswerProgress(
@@ -102,7 +104,7 @@ class EngineClient:
             stop_ids=stop_ids,
             ttl_class=ttl_class,
         )
-        route = Route(places=self._places, failures_max=self._failures_max)
+        route = Route(places=self._places, faults_max=self._faults_max)
         watch = _Watch(self._clock)
         async with aclosing(self._follow(route, progress, watch)) as parts:
             async for part in parts:
@@ -123,6 +125,7 @@ class EngineClient:
                         yield part
             finally:
                 self._in_flight[place] -= 1
+            watch.note_attempt(route.setbacks)
         yield AnswerPart(
             position=len(progress.token_ids),
             token_ids=(),
@@ -135,17 +138,17 @@ class EngineClient:
     ) -> AsyncGenerator[AnswerPart, None]:
         """New tokens from one worker; what ended the attempt is noted."""
         message = route.next_message(progress)
-        asked_s, known = self._clock(), len(progress.token_ids)
+        known = len(progress.token_ids)
         was_begun = False
         try:
             async with aclosing(converse(place, message, self._deadlines)) as answers:
                 async for answer in answers:
-                    was_begun = True
+                    self._has_met = was_begun = True
                     position = len(progress.token_ids)
                     match answer:
                         case Tokens():
                             new = progress.accept(answer)
-                            route.note_progress()
+                            route.note_progress(len(progress.token_ids) - known)
                             yield AnswerPart(position=position, token_ids=new)
                         case Finished():
                             progress.finish(answer)
@@ -157,13 +160,13 @@ class EngineClient:
                                 "request", given=answer.reason, expected="one that a worker takes"
                             )
                         case Refused():
-                            watch.refused_s += self._clock() - asked_s
                             route.note_refusal(place, answer)
                         case Failed():
                             route.note_fault(place, answer, was_begun=True)
                         case _:
                             raise WorkerLost(f"it said {type(answer).__name__}")
         except WorkerLost as error:
+            self._has_met |= not isinstance(error, WorkerAbsent)
             self._lost_at_s[place] = self._clock()
             route.note_fault(place, error, was_begun=was_begun)
 
@@ -176,27 +179,38 @@ class EngineClient:
         """Wait a moment if everybody was asked in vain. Raises EnginesUnavailable after long."""
         if not route.vain_rounds:
             return
-        if route.refusals and watch.refused_s > self._deadlines.busy_s:
-            raise EnginesUnavailable(tuple(route.tried))
+        if not self._has_met:
+            raise route.give_up("is there")
+        patience_s = self._deadlines.patience_s
+        left_s = patience_s - watch.stalled_for_s()
+        if left_s <= 0:
+            raise route.give_up(f"goes on with it for {patience_s:g} s")
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(route.vain_rounds - 1, 16), PAUSE_MAX_S)
-        await self._sleep(pause_s)
-        if route.refusals:
-            watch.refused_s += pause_s
+        await self._sleep(min(pause_s, left_s))
 
 
 class _Watch:
-    """When the tokens of one answer came, seconds of the client's clock."""
+    """When the tokens of one answer came, and since when none do; of the client's clock."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._start_s = clock()
         self._first_s: float | None = None
-        self.refused_s = 0.0
-        """What refusals and the waits behind them took."""
+        self._stalled_since_s: float | None = None
+        """The first attempt in vain since the answer last grew."""
 
     def note_token(self) -> None:
+        self._stalled_since_s = None
         if self._first_s is None:
             self._first_s = self._clock()
+
+    def note_attempt(self, setbacks: int) -> None:
+        """An attempt has ended. `setbacks`: how many in a row were in vain."""
+        if setbacks and self._stalled_since_s is None:
+            self._stalled_since_s = self._clock()
+
+    def stalled_for_s(self) -> float:
+        return 0.0 if self._stalled_since_s is None else self._clock() - self._stalled_since_s
 
     def report(self, route: Route) -> AnswerReport:
         now_s = self._clock()
@@ -205,7 +219,7 @@ class _Watch:
             ttft_s=first_s - self._start_s,
             decode_s=now_s - first_s,
             moves=route.moves,
-            tried=tuple(route.tried),
+            tried=route.trials.describe(),
             engines=tuple(route.reports),
         )
 

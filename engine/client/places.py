@@ -6,6 +6,7 @@ decode worker, and b01.sock does both.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +51,15 @@ def find_places(path: str) -> EnginePlaces:
     Raises InvalidRequest.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return EnginePlaces(both=(parse_address(path, "--engines"),))
     found: dict[str, list[WorkerAddress]] = {"p": [], "d": [], "b": []}
     for socket_path in sorted(folder.glob(f"*{SOCKET_SUFFIX}")):
         found.get(socket_path.name[0], []).append(WorkerAddress(path=socket_path))
+    if not any(found.values()):
+        raise InvalidRequest(
+            "--engines",
+            given=f"{path}, a folder without a socket of an engine",
+            expected="the folder `engines` of a cluster whose engines run, or the address of one",
+        )
     return EnginePlaces(prefill=tuple(found["p"]), decode=tuple(found["d"]), both=tuple(found["b"]))

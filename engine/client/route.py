@@ -7,7 +7,7 @@ Submit -> first token -> HandedOver(ticket) -> Resume -> tokens ... -> Finished
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,36 +15,43 @@ from typing import Any
 from ..errors import EnginesUnavailable
 from ..worker.address import WorkerAddress
 from ..worker.messages import Failed, HandedOver, Refused, Resume, Submit
-from .answer import AnswerProgress, WorkerLost
+from .answer import AnswerProgress, WorkerAbsent, WorkerLost
 from .places import EnginePlaces
+from .trials import Trials
 
-TRIED_KEPT = 64
+GROWTH_MIN_TOKENS = 2
+"""What a worker gives that goes on with an answer. A prefill worker gives one, and if the rest is
+lost each time, that is no progress: the prompt would be computed anew for every token."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Route:
-    """Where a request goes, and where it has been. `failures_max`: faults after which it is given
-    up; a worker that is busy or draining is none, nor is a hand-over, unless it brought no token.
+    """Where a request goes, and where it has been. `faults_max`: after so many faults in a row of
+    workers that were there it is given up: it may be what ends them. A worker that is absent, busy
+    or draining is no such fault, nor is a hand-over, unless it brought no token.
     """
 
     places: EnginePlaces
-    failures_max: int
+    faults_max: int
     moves: int = 0
     """Times that a sequence went from one worker to another with its cache."""
-    tried: deque[str] = field(default_factory=lambda: deque(maxlen=TRIED_KEPT))
-    """What became of the latest attempts that did not end the answer."""
+    trials: Trials = field(default_factory=Trials)
+    """What became of attempts that did not end the answer."""
     reports: list[dict[str, Any]] = field(default_factory=list)
     """Of workers that ended their part of the answer."""
     ticket: bytes | None = None
     is_without_prefill: bool = False
     """It could not be handed over: a worker that decodes takes it from the store."""
     failures: Counter[WorkerAddress] = field(default_factory=Counter)
+    """Faults, and times that a worker was absent."""
     refusals: Counter[WorkerAddress] = field(default_factory=Counter)
     """Of workers that do not take it now: since the answer last grew or was handed over."""
     draining: set[WorkerAddress] = field(default_factory=set)
     """Workers that will not take it, however long it waits."""
     setbacks: int = 0
-    """Refusals and faults in a row."""
+    """Attempts in a row that brought nothing."""
+    faults: int = 0
+    """Of workers that were there, since one went on with the answer."""
 
     @property
     def vain_rounds(self) -> int:
@@ -58,8 +65,8 @@ class Route:
 
         Raises EnginesUnavailable after too many faults.
         """
-        if self.failures.total() >= self.failures_max:
-            raise EnginesUnavailable(tuple(self.tried))
+        if self.faults >= self.faults_max:
+            raise self.give_up(f"answers after {self.faults} faults")
         return choose_worker(
             self._candidates(),
             in_flight=in_flight,
@@ -74,38 +81,46 @@ class Route:
             return Resume(ticket=self.ticket)
         return progress.submission()
 
+    def give_up(self, why: str) -> EnginesUnavailable:
+        """The error that says why, and what was tried."""
+        return EnginesUnavailable(why, self.trials.describe())
+
+    def note_progress(self, tokens: int) -> None:
+        """A worker has given so many tokens in this attempt."""
+        self.refusals.clear()
+        self.setbacks = 0
+        if tokens >= GROWTH_MIN_TOKENS:
+            self.faults = 0
+
     def note_hand_over(self, place: WorkerAddress, message: HandedOver, *, has_grown: bool) -> None:
         """The worker has taken its hands off the request. `has_grown`: it gave a token before."""
-        self.note_progress()
+        self.refusals.clear()
         # Who sends a sequence away will not take it back.
         self.refusals[place] += 1
         if not has_grown:
             # Rightly so if it drains; but workers that only pass it on must be noticed.
-            self.failures[place] += 1
+            self._note_fault(place)
         self.reports.append(message.report)
         self.ticket = message.ticket
         self.is_without_prefill = message.ticket is None
         if message.ticket is None:
-            self.tried.append(f"{place}: no room to hand over")
-        else:
-            self.moves += 1
-
-    def note_progress(self) -> None:
-        """The request is taken care of."""
-        self.refusals.clear()
-        self.setbacks = 0
+            self.trials.note(place, f"not handed over: {message.reason or 'it does not say why'}")
+            return
+        self.moves += 1
+        if not has_grown:
+            self.trials.note(place, "handed over without a token")
 
     def note_refusal(self, place: WorkerAddress, message: Refused) -> None:
         """The worker does not take it now, or not with this ticket."""
-        self.tried.append(f"{place}: {message.reason}")
-        self.setbacks += 1
+        self.trials.note(place, message.reason)
         if message.cause == "ticket":
             self.ticket = None
             self.is_without_prefill = False
             # A ticket is good once: it cannot be refused again and again, but a worker that only
             # refuses must be noticed.
-            self.failures[place] += 1
+            self._note_fault(place)
             return
+        self.setbacks += 1
         self.refusals[place] += 1
         if message.cause == "draining":
             self.draining.add(place)
@@ -116,12 +131,16 @@ class Route:
         """The worker is lost, or lost the request. Unless it had begun, a ticket may still be good:
         if it is not, the next worker says so."""
         detail = message.reason if isinstance(message, Failed) else str(message)
-        self.tried.append(f"{place}: {detail}")
-        self.setbacks += 1
-        self.failures[place] += 1
+        self.trials.note(place, detail)
+        self._note_fault(place, is_there=not isinstance(message, WorkerAbsent))
         if was_begun:
             self.ticket = None
             self.is_without_prefill = False
+
+    def _note_fault(self, place: WorkerAddress, *, is_there: bool = True) -> None:
+        self.setbacks += 1
+        self.failures[place] += 1
+        self.faults += is_there
 
     def _candidates(self) -> tuple[WorkerAddress, ...]:
         if self.ticket is not None or self.is_without_prefill:

@@ -13,8 +13,10 @@ import xxhash
 from kvstore.client import ArenaRun, BlockingAgentClient
 from kvstore.key import Namespace
 
-from ..errors import HandoverRefused
-from ..section_copy import SectionCopy
+from ..errors import HandoverRefused, TransferFailed
+from ..kv.block_list import BlockList
+from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
+from ..kv.section_digest import section_xxh3
 from ..store_faults import STORE_ERRORS
 from .ticket import HandoverTicket, SentRun
 
@@ -24,22 +26,24 @@ class Pickup:
     """Where runs are taken, and how long that takes at most."""
 
     agent: BlockingAgentClient
-    copy: SectionCopy
+    mover: SectionMover
     namespace: Namespace
     state_namespace: Namespace | None
     deadline_s: float
 
-    def collect(self, ticket: HandoverTicket, block_ids: Sequence[int]) -> bytearray | None:
-        """Take the runs of a ticket, put the blocks into the pool's `block_ids` and return the
-        state, None for a model without. Raises HandoverRefused; bytes of the blocks are undefined
-        then, and the runs are gone."""
+    def collect(
+        self, ticket: HandoverTicket, block_ids: Sequence[int], after: ComputeMark = None
+    ) -> bytearray | None:
+        """Take the runs of a ticket, put the blocks into the pool's `block_ids`, which are free of
+        other uses when `after` is over, and return the state, None for a model without. Raises
+        HandoverRefused; bytes of the blocks are undefined then, and the runs are gone."""
         with self._take("blocks", self.namespace, ticket.blocks, ticket.block_count) as run:
             if self.state_namespace is None:
-                self._copy_blocks(ticket.blocks, run, block_ids)
+                self._copy_blocks(ticket.blocks, run, block_ids, after)
                 return None
             assert ticket.state is not None
             with self._take("state", self.state_namespace, ticket.state, 1) as state_run:
-                self._copy_blocks(ticket.blocks, run, block_ids)
+                self._copy_blocks(ticket.blocks, run, block_ids, after)
                 return _read_state(ticket.state, state_run)
 
     def _take(self, what: str, namespace: Namespace, sent: SentRun, blocks: int) -> ArenaRun:
@@ -59,10 +63,25 @@ class Pickup:
             raise HandoverRefused(f"run of {what}", given=given, expected=expected)
         return run
 
-    def _copy_blocks(self, sent: SentRun, run: ArenaRun, block_ids: Sequence[int]) -> None:
-        for section in range(len(self.namespace.layout.sections)):
-            self.copy.to_pool(_section_of("blocks", run, section), section, block_ids)
-            _check("blocks", sent, section, self.copy.xxh3(section, block_ids))
+    def _copy_blocks(
+        self, sent: SentRun, run: ArenaRun, block_ids: Sequence[int], after: ComputeMark
+    ) -> None:
+        blocks = BlockList(block_ids)
+        widths = [section.bytes for section in self.namespace.layout.sections]
+        transfers: list[Transfer] = []
+        try:
+            try:
+                for section in range(len(widths)):
+                    part = _section_of("blocks", run, section)
+                    transfers.append(self.mover.to_pool(part, section, blocks, after=after))
+            finally:
+                wait_to_end(*transfers)
+            for section, width in enumerate(widths):
+                found = section_xxh3(self.mover, width, section, blocks)
+                _check("blocks", sent, section, found)
+        except TransferFailed as error:
+            given = f"some that did not come: {error}"
+            raise HandoverRefused("blocks", given=given, expected="all of them") from error
 
 
 def _read_state(sent: SentRun, run: ArenaRun) -> bytearray:

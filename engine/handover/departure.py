@@ -12,9 +12,9 @@ from kvstore.client import BlockingAgentClient, RunOffer
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS
 
+from ..kv.mover import ComputeMark, SectionMover
 from ..model_runner import Buffer
 from ..request import Request
-from ..section_copy import SectionCopy
 from .outgoing_run import OutgoingRun
 from .ticket import HandoverTicket, SentRun, encode_ids, write_ticket
 
@@ -27,8 +27,8 @@ class ArenaFull(Exception):
 class Parting:
     """Everything of a sequence at the moment it leaves, so that its engine can let go of it.
 
-    References to `complete_ids` are held as long as this is used. `open_block` is empty if there is
-    none, `state` None for a model without.
+    References to `complete_ids` are held as long as this is used; they are computed when `after` is
+    over. `open_block` is empty if there is none, `state` None for a model without.
     """
 
     request: Request
@@ -40,6 +40,7 @@ class Parting:
     state: Buffer | None
     marks: bytes
     moves: int
+    after: ComputeMark = None
 
     @property
     def block_count(self) -> int:
@@ -51,7 +52,7 @@ class Dispatch:
     """Where runs come from, and how long anything takes at most."""
 
     agent: BlockingAgentClient
-    copy: SectionCopy
+    mover: SectionMover
     namespace: Namespace
     state_namespace: Namespace | None
     lease_deadline_s: float
@@ -78,22 +79,24 @@ class Departure:
     """Runs of one sequence, from the lease to the offer. `release` may be called at any time."""
 
     def __init__(self, dispatch: Dispatch) -> None:
+        self.is_fault_noted = False
+        """An error of the agent has been counted; an agent that is lost fails all that follows."""
         self._dispatch = dispatch
         self._blocks: OutgoingRun | None = None
         self._state: OutgoingRun | None = None
         self._copied_ids: list[int] = []
 
-    def copy_early(self, block_count: int, complete_ids: Sequence[int]) -> None:
+    def copy_early(self, block_count: int, complete_ids: Sequence[int], after: ComputeMark) -> None:
         """Lease runs for a sequence of so many blocks, and copy the complete ones. Raises
-        ArenaFull, StoreError."""
+        ArenaFull, StoreError, TransferFailed."""
         self._lease(block_count)
         assert self._blocks is not None
-        self._blocks.add_from_pool(self._dispatch.copy, complete_ids)
+        self._blocks.add_from_pool(self._dispatch.mover, complete_ids, after)
         self._copied_ids = list(complete_ids)
 
     def complete(self, parting: Parting) -> bytes:
         """Copy what is not copied yet, offer the runs and write the ticket. Raises ArenaFull,
-        StoreError."""
+        StoreError, TransferFailed."""
         copied = len(self._copied_ids)
         if (
             self._blocks is None
@@ -105,7 +108,8 @@ class Departure:
             self._lease(parting.block_count)
             copied = 0
         assert self._blocks is not None
-        self._blocks.add_from_pool(self._dispatch.copy, parting.complete_ids[copied:])
+        missing_ids = parting.complete_ids[copied:]
+        self._blocks.add_from_pool(self._dispatch.mover, missing_ids, parting.after)
         if parting.open_block:
             self._blocks.add_block(parting.open_block)
         if self._state is not None:

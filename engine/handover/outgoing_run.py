@@ -7,8 +7,9 @@ from xxhash import xxh3_64
 
 from kvstore.client import ArenaRun
 
+from ..kv.block_list import BlockList
+from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
 from ..model_runner import Buffer
-from ..section_copy import SectionCopy
 
 
 class OutgoingRun:
@@ -25,15 +26,24 @@ class OutgoingRun:
         """Blocks that have room."""
         return self.run.blocks
 
-    def add_from_pool(self, copy: SectionCopy, block_ids: Sequence[int]) -> None:
-        """Copy blocks of the pool behind those that are there."""
+    def add_from_pool(
+        self, mover: SectionMover, block_ids: Sequence[int], after: ComputeMark
+    ) -> None:
+        """Move blocks of the pool, which are computed when `after` is over, behind those that are
+        there. Raises TransferFailed; when this ends nothing writes to the run any more."""
         if not block_ids:
             return
-        for section, digest in enumerate(self._digests):
-            part = self._part(section, len(block_ids))
-            copy.from_pool(part, section, block_ids)
+        blocks = BlockList(block_ids)
+        parts = [self._part(section, len(blocks)) for section in range(len(self._digests))]
+        transfers: list[Transfer] = []
+        try:
+            for section, part in enumerate(parts):
+                transfers.append(mover.from_pool(part, section, blocks, after=after))
+        finally:
+            wait_to_end(*transfers)
+        for digest, part in zip(self._digests, parts, strict=True):
             digest.update(part)
-        self.filled += len(block_ids)
+        self.filled += len(blocks)
 
     def add_block(self, data: Buffer) -> None:
         """Copy one block behind those that are there."""

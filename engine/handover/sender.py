@@ -10,20 +10,25 @@ the sender. Who takes the sequence is not known here, and no store is asked.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
 from kvstore.client import BlockingAgentClient
+from kvstore.errors import AgentRefused
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS
 
+from ..errors import TransferFailed
+from ..kv.memcpy_mover import MemcpyMover
+from ..kv.mover import ComputeMark, SectionMover
 from ..model_runner import ModelRunner
-from ..section_copy import SectionCopy
 from ..sequence import Sequence
 from ..store_faults import STORE_ERRORS, StoreFaults
+from ..work_threads import WorkThreads
 from .departure import ArenaFull, Departure, Dispatch, Parting
 from .ticket import read_ticket
 
@@ -34,8 +39,14 @@ OFFER_TTL_S = 30.0
 IN_FLIGHT_MAX = 128
 """Jobs of the copying thread that wait or run; beyond it sequences are not sent."""
 
+REASON_CHARACTERS_MAX = 300
+
 Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
+
+
+def tell_nobody(reason: str) -> None:
+    """Nobody asks why a sequence was not sent."""
 
 
 def state_namespace(runner: ModelRunner) -> Namespace | None:
@@ -51,13 +62,16 @@ class SenderCounts:
 
     sent: int = 0
     failed: int = 0
+    refused: int = 0
+    """The agent would not have them: it has too much on offer already, or as many runs as it may.
+    That is no fault of it."""
 
 
 class HandoverSender:
     """Sends sequences of one engine. `begin`, `finish` and `drop` are for the engine's thread.
 
-    An arena without room, or a fault of the agent, which is counted in `faults`, costs the ticket:
-    the request is then run again elsewhere, from what the store has.
+    An arena without room, an agent that refuses, or a fault of it, which is counted in `faults`,
+    costs the ticket: the request is then run again elsewhere, from what the store has.
     """
 
     def __init__(
@@ -68,21 +82,26 @@ class HandoverSender:
         faults: StoreFaults,
         lease_deadline_s: float = LEASE_DEADLINE_S,
         offer_ttl_s: float = OFFER_TTL_S,
+        mover: SectionMover | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`mover`: for the runner's pool, None for one of the host. It is the caller's."""
         self._runner = runner
         self._pool = runner.pool
+        self._mover = mover or MemcpyMover(runner.pool, runner.namespace.layout)
         self._dispatch = Dispatch(
             agent=agent,
-            copy=SectionCopy(runner.pool, runner.namespace.layout),
+            mover=self._mover,
             namespace=runner.namespace,
             state_namespace=state_namespace(runner),
             lease_deadline_s=lease_deadline_s,
             offer_ttl_s=offer_ttl_s,
         )
         self._faults = faults
+        self._clock = clock
         self._departures: dict[str, Departure] = {}
         # One thread: what is asked of it for a sequence happens in that order.
-        self._copier = ThreadPoolExecutor(1, thread_name_prefix="handover-sender")
+        self._copier = WorkThreads("handover-sender", count=1, clock=clock)
         self._jobs: set[Future[Any]] = set()
         self._counts = SenderCounts()
         self._lock = Lock()
@@ -105,27 +124,37 @@ class HandoverSender:
         block_count = -(-len(sequence.token_ids) // BLOCK_TOKENS)
         complete_ids = sequence.block_ids[: sequence.complete_blocks]
         self._pool.retain(complete_ids)
-        self._submit(self._copy_early, departure, block_count, complete_ids)
+        after = self._mover.mark_compute()
+        self._submit(self._copy_early, departure, block_count, complete_ids, after)
 
-    def finish(self, sequence: Sequence, *, moves: int = 0) -> Future[bytes | None]:
+    def finish(
+        self,
+        sequence: Sequence,
+        *,
+        moves: int = 0,
+        on_unsent: Callable[[str], None] = tell_nobody,
+    ) -> Future[bytes | None]:
         """Send a sequence that has left its engine's schedule: the ticket, or None if it could not
         be sent. It comes within the deadlines of two leases and two offers, and is never an error
         of the agent.
 
         What is needed of the sequence is copied or retained at the call: it can be released at
         once. `moves`: how often a drained engine has sent it away, this time included. The future
-        must not be cancelled; `withdraw` is for that.
+        must not be cancelled; `withdraw` is for that. `on_unsent` is told why there is no ticket,
+        in any thread, before the future says so.
         """
         departure = self._departures.pop(sequence.request.request_id, None)
         if len(self._jobs) >= IN_FLIGHT_MAX:
             if departure is not None:
                 self._submit(departure.release)
             self._count(is_sent=False)
+            on_unsent("too many sequences leave it at one time")
             not_sent: Future[bytes | None] = Future()
             not_sent.set_result(None)
             return not_sent
         parting = self._part_with(sequence, moves)
-        return self._submit(self._complete, departure or Departure(self._dispatch), parting)
+        departure = departure or Departure(self._dispatch)
+        return self._submit(self._complete, departure, parting, on_unsent)
 
     def drop(self, request_id: str) -> None:
         """The request ended where it was; nothing happens if it was not begun."""
@@ -141,11 +170,11 @@ class HandoverSender:
     def close(self, deadline_s: float) -> bool:
         """Give up what was begun and wait for what is being sent; False if that took longer. May be
         called again, and nothing else after it. To be closed before the client and the engine."""
+        end_s = self._clock() + deadline_s
         for request_id in list(self._departures):
             self.drop(request_id)
-        _, late = wait(list(self._jobs), timeout=deadline_s)
-        self._copier.shutdown(wait=not late)
-        return not late
+        wait(list(self._jobs), timeout=deadline_s)
+        return self._copier.close(max(0.0, end_s - self._clock()))
 
     def _part_with(self, sequence: Sequence, moves: int) -> Parting:
         layout = self._runner.state_layout
@@ -164,33 +193,49 @@ class HandoverSender:
             state=state,
             marks=marks,
             moves=moves,
+            after=self._mover.mark_compute(),
         )
 
     # In the copying thread ------------------------------------------------------------------------
 
-    def _copy_early(self, departure: Departure, block_count: int, complete_ids: list[int]) -> None:
+    def _copy_early(
+        self,
+        departure: Departure,
+        block_count: int,
+        complete_ids: list[int],
+        after: ComputeMark,
+    ) -> None:
         try:
-            departure.copy_early(block_count, complete_ids)
-        except ArenaFull:
+            departure.copy_early(block_count, complete_ids, after)
+        except (ArenaFull, AgentRefused):
             departure.release()
-        except STORE_ERRORS as error:
-            self._faults.note("hand over", error)
+        except (*STORE_ERRORS, TransferFailed) as error:
+            self._note_fault(departure, error)
             departure.release()
         finally:
             self._pool.release(complete_ids)
 
-    def _complete(self, departure: Departure, parting: Parting) -> bytes | None:
-        ticket = None
+    def _complete(
+        self, departure: Departure, parting: Parting, on_unsent: Callable[[str], None]
+    ) -> bytes | None:
+        ticket, is_refused = None, False
         try:
             ticket = departure.complete(parting)
         except ArenaFull:
-            pass  # counted as failed
+            on_unsent("no room in the arena of its agent")
+        except AgentRefused as error:
+            is_refused = True
+            on_unsent(str(error)[:REASON_CHARACTERS_MAX])
+        except TransferFailed as error:
+            self._note_fault(departure, error)
+            on_unsent(str(error)[:REASON_CHARACTERS_MAX])
         except STORE_ERRORS as error:
-            self._faults.note("hand over", error)
+            self._note_fault(departure, error)
+            on_unsent(f"its agent fails: {error}"[:REASON_CHARACTERS_MAX])
         finally:
             self._pool.release(parting.complete_ids)
             departure.release()
-        self._count(is_sent=ticket is not None)
+        self._count(is_sent=ticket is not None, is_refused=is_refused)
         return ticket
 
     def _withdraw(self, sent: Future[bytes | None]) -> None:
@@ -203,10 +248,19 @@ class HandoverSender:
         except STORE_ERRORS as error:
             self._faults.note("hand over", error)
 
-    def _count(self, *, is_sent: bool) -> None:
+    def _note_fault(self, departure: Departure, error: Exception) -> None:
+        if not departure.is_fault_noted:
+            self._faults.note("hand over", error)
+        departure.is_fault_noted = True
+
+    def _count(self, *, is_sent: bool, is_refused: bool = False) -> None:
         with self._lock:
-            sent, failed = self._counts.sent, self._counts.failed
-            self._counts = SenderCounts(sent=sent + is_sent, failed=failed + (not is_sent))
+            counts = self._counts
+            self._counts = SenderCounts(
+                sent=counts.sent + is_sent,
+                failed=counts.failed + (not is_sent and not is_refused),
+                refused=counts.refused + is_refused,
+            )
 
     def _submit(
         self,
@@ -214,7 +268,7 @@ class HandoverSender:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Future[ResultT]:
-        future = self._copier.submit(job, *args, **kwargs)
+        future = self._copier.call(job, *args, **kwargs)
         self._jobs.add(future)
         future.add_done_callback(self._forget)
         return future

@@ -136,14 +136,14 @@ def write_ticket(ticket: HandoverTicket) -> bytes:
 def read_ticket(data: bytes) -> HandoverTicket:
     """The ticket in these bytes. Raises HandoverRefused that names the first part that is wrong."""
     most = TICKET_BYTES_MAX
-    _expect("length of the ticket", len(data), HEAD.size <= len(data) <= most, f"at most {most}")
+    expect("length of the ticket", len(data), HEAD.size <= len(data) <= most, f"at most {most}")
     magic, version, body_bytes, body_xxh3 = HEAD.unpack_from(data)
-    _expect("magic of the ticket", magic, magic == MAGIC, MAGIC)
-    _expect("version of the ticket", version, version == VERSION, VERSION)
+    expect("magic of the ticket", magic, magic == MAGIC, MAGIC)
+    expect("version of the ticket", version, version == VERSION, VERSION)
     body = memoryview(data)[HEAD.size :]
-    _expect("length of the body", len(body), len(body) == body_bytes, body_bytes)
+    expect("length of the body", len(body), len(body) == body_bytes, body_bytes)
     found_xxh3 = xxhash.xxh3_64_intdigest(body)
-    _expect("checksum of the ticket", found_xxh3, found_xxh3 == body_xxh3, body_xxh3)
+    expect("checksum of the ticket", found_xxh3, found_xxh3 == body_xxh3, body_xxh3)
     try:
         ticket = msgspec.msgpack.decode(body, type=HandoverTicket)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -158,21 +158,22 @@ def _check_tokens(ticket: HandoverTicket) -> None:
     """Numbers that each may be and that do not go together."""
     for what, encoded in (("prompt", ticket.prompt_ids), ("answer", ticket.answer_ids)):
         is_whole = len(encoded) > 0 and len(encoded) % TOKEN_BYTES == 0
-        _expect(f"bytes of the {what}", len(encoded), is_whole, "one or more int32")
+        expect(f"bytes of the {what}", len(encoded), is_whole, "one or more int32")
         least = int(np.frombuffer(encoded, dtype="<i4").min())
-        _expect(f"least token id of the {what}", least, least >= 0, "0 or more")
+        expect(f"least token id of the {what}", least, least >= 0, "0 or more")
     answered = len(ticket.answer_ids) // TOKEN_BYTES
     known = len(ticket.prompt_ids) // TOKEN_BYTES + answered
-    _expect("tokens", known, known <= TOKENS_MAX, f"at most {TOKENS_MAX}")
+    expect("tokens", known, known <= TOKENS_MAX, f"at most {TOKENS_MAX}")
     most = ticket.max_tokens - 1
-    _expect("answer tokens", answered, answered <= most, f"fewer than {ticket.max_tokens}")
+    expect("answer tokens", answered, answered <= most, f"fewer than {ticket.max_tokens}")
     computed = ticket.computed_tokens
-    _expect("computed tokens", computed, computed == known - 1, f"all but the last of {known}")
+    expect("computed tokens", computed, computed == known - 1, f"all but the last of {known}")
     first = ticket.replay_first
     is_border = first is None or (first % BLOCK_TOKENS == 0 and first <= computed)
-    _expect("replay start", first, is_border, f"a multiple of {BLOCK_TOKENS}, at most {computed}")
+    expect("replay start", first, is_border, f"a multiple of {BLOCK_TOKENS}, at most {computed}")
 
 
-def _expect(what: str, given: object, is_right: bool, expected: object) -> None:
+def expect(what: str, given: object, is_right: bool, expected: object) -> None:
+    """Raises HandoverRefused for a part of a ticket that is not as it should be."""
     if not is_right:
         raise HandoverRefused(what, given=given, expected=expected)

@@ -47,6 +47,8 @@ class GgufFile:
         except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
             # The reader has no errors of its own: cut-off and foreign files surface as these.
             raise ModelFileError(path, [f"not a readable GGUF file ({error})"]) from error
+        except OSError as error:
+            raise ModelFileError(path, [f"it cannot be read: {error.strerror or error}"]) from error
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         shapes = {
             name: tuple(reversed([int(size) for size in tensor.shape]))

@@ -67,6 +67,9 @@ def plan_borders(prompt_tokens: int, token_count: int) -> list[int]:
 class V41Runner:
     """A DeepSeek-V4.1 as a `ModelRunner`. `Sequence.state` is its `SequenceState`.
 
+    On a GPU a pass that gives no logits returns when it is under way, on the current stream; all
+    that follows on that stream, and every read by the host, comes after it.
+
     Raises InvalidRequest for a decoder tail shorter than the window and a draft.
     """
 
@@ -79,7 +82,8 @@ class V41Runner:
         namespace: Namespace,
         decoder_tail_tokens: int = DECODER_TAIL_TOKENS,
     ) -> None:
-        """`pool` is the one that `model` was built for."""
+        """`pool` is the one that `model` was built for; `states` are on the same device."""
+        assert states.memory.device == pool.memory.device
         tail_min = max(WINDOW_RING_TOKENS, model.config.ring_rows)
         if decoder_tail_tokens < tail_min:
             raise InvalidRequest(
@@ -141,7 +145,7 @@ class V41Runner:
         for part, logits_1V in zip(parts, result.logits, strict=True):
             part.sequence.computed_tokens = part.end
             is_last = part.end == len(part.sequence.token_ids)
-            found.append(logits_1V[-1].numpy() if is_last else None)
+            found.append(logits_1V[-1].cpu().numpy() if is_last else None)
         return found
 
     def _chunk(self, part: Part) -> Chunk:

@@ -70,10 +70,13 @@ def encode_cost(cost: PrefillCost, facts: Mapping[str, Any]) -> str:
 def read_cost(path: Path) -> PrefillCost:
     """The cost in a file that `engine.fit_cost` wrote.
 
-    Raises InvalidRequest for a file with anything else in it, OSError for one that cannot be read.
+    Raises InvalidRequest for one that cannot be read, or has anything else in it.
     """
-    with path.open("rb") as file:
-        data = file.read(COST_FILE_BYTES_MAX + 1)
+    try:
+        with path.open("rb") as file:
+            data = file.read(COST_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise _refusal(path, error.strerror or str(error)) from error
     if len(data) > COST_FILE_BYTES_MAX:
         raise _refusal(path, f"more than {COST_FILE_BYTES_MAX} bytes")
     try:

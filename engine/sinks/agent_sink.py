@@ -4,17 +4,22 @@ A block is in the pool only until it is copied; what then becomes of it the agen
 several runs are under way while the next one is filled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from kvstore.client import BlockingAgentClient, RunOperation, SaveResult
+import numpy as np
+
+from kvstore.client import ArenaRun, BlockingAgentClient, RunOperation, SaveResult
 from kvstore.key import Namespace
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
+from ..errors import TransferFailed
+from ..kv.block_list import BlockList
+from ..kv.memcpy_mover import MemcpyMover
+from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
 from ..save_receipt import SaveReceipt
-from ..section_copy import SectionCopy, fill_run
 from ..store_faults import STORE_ERRORS, StoreFaults
 from .threaded_sink import SaveJob, SinkLimits, ThreadedSink, WindowJob
 
@@ -22,10 +27,10 @@ DEFAULT_LIMITS = SinkLimits()
 
 
 class AgentSink(ThreadedSink):
-    """A `SaveSink` over the agent of this host. The client belongs to the caller.
+    """A `SaveSink` over the agent of this host. Client and mover belong to the caller.
 
     Blocks for which the arena has no room within the lease's deadline, and those that meet an
-    AgentError, are failed ones; window state is dropped then.
+    AgentError or do not get out of the pool, are failed ones; window state is dropped then.
     """
 
     def __init__(
@@ -38,16 +43,21 @@ class AgentSink(ThreadedSink):
         faults: StoreFaults,
         limits: SinkLimits = DEFAULT_LIMITS,
         clock: Callable[[], float],
+        mover: SectionMover | None = None,
     ) -> None:
-        """`window_layout`: of the records that `save_window` gets, None for a model without."""
+        """`window_layout`: of the records that `save_window` gets, None for a model without.
+        `mover`: for the pool, None for one of the host, where a memcpy is all there is to it."""
         self._client = client
         self._window_layout = window_layout
-        self._copy = SectionCopy(pool, namespace.layout)
+        self._mover = MemcpyMover(pool, namespace.layout) if mover is None else mover
         self._runs_under_way = 0
         # The client knows the layout from now on; why the agent does not, later calls will tell.
         with suppress(*STORE_ERRORS):
             client.open_namespace(namespace, window_layout=window_layout)
         super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
+
+    def _mark_compute(self) -> ComputeMark:
+        return self._mover.mark_compute()
 
     def _is_settled(self) -> bool:
         return self._runs_under_way == 0
@@ -63,7 +73,7 @@ class AgentSink(ThreadedSink):
                 if handed_over == 0:
                     break
                 done += handed_over
-        except STORE_ERRORS as error:
+        except (*STORE_ERRORS, TransferFailed) as error:
             self._faults.note("save", error)
         if done < len(job.block_ids):
             job.receipt.settle(failed=len(job.block_ids) - done)
@@ -80,8 +90,7 @@ class AgentSink(ThreadedSink):
             return 0
         with run:
             block_ids = job.block_ids[done : done + run.blocks]
-            for section in range(len(self._namespace.layout.sections)):
-                self._copy.from_pool(run.section(section), section, block_ids)
+            self._fill(run, block_ids, job.after)
             first_block = job.first_block + done
             saving = self._client.save_run(
                 self._namespace,
@@ -95,6 +104,18 @@ class AgentSink(ThreadedSink):
             self._runs_under_way += 1
         saving.when_done(partial(self._settle, job.receipt, len(block_ids), saving))
         return len(block_ids)
+
+    def _fill(self, run: ArenaRun, block_ids: Sequence[int], after: ComputeMark) -> None:
+        """Every section is started before the first one is waited for; when this ends, by an error
+        too, nothing writes to the run any more."""
+        blocks = BlockList(block_ids)
+        transfers: list[Transfer] = []
+        try:
+            for section in range(len(self._namespace.layout.sections)):
+                part = run.section(section)
+                transfers.append(self._mover.from_pool(part, section, blocks, after=after))
+        finally:
+            wait_to_end(*transfers)
 
     def _wait_for_runs(self) -> bool:
         """Whether another run may be handed over, now or soon: each of them ends by its
@@ -136,7 +157,18 @@ class AgentSink(ThreadedSink):
         if run is None:
             return False
         with run:
-            fill_run(run, job.record)
+            _fill_record(run, job.record)
             return self._client.put_window(
                 self._namespace, job.key, run, deadline_s=self._limits.lease_deadline_s
             )
+
+
+def _fill_record(run: ArenaRun, record: memoryview) -> None:
+    """Copy a record, the sections of one block one after the other, into a run of one block."""
+    source = np.frombuffer(record, np.uint8)
+    assert len(source) == run.layout.layout.block_bytes, (len(source), run)
+    at = 0
+    for index, section in enumerate(run.layout.layout.sections):
+        target = np.frombuffer(run.section(index), np.uint8)
+        np.copyto(target, source[at : at + section.bytes])
+        at += section.bytes

@@ -17,7 +17,8 @@ DEFAULT_LIMITS = SinkLimits()
 
 class BufferSink(ThreadedSink):
     """A `SaveSink` over a `BlockStore`, which belongs to the caller. A block is read until its save
-    is through, so it stays in the pool as long."""
+    is through, so it stays in the pool as long. Raises InvalidRequest for a pool that is not in the
+    memory of the host."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class BufferSink(ThreadedSink):
         limits: SinkLimits = DEFAULT_LIMITS,
         clock: Callable[[], float],
     ) -> None:
+        pool.require_host("saves without an agent")
         self._store = store
         super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
 
@@ -46,6 +48,8 @@ class BufferSink(ThreadedSink):
             self._faults.note("save", error)
             job.receipt.settle(failed=len(buffers))
         else:
+            told = outcome.stored + outcome.known + outcome.failed
+            assert told == len(buffers), (outcome, len(buffers))
             job.receipt.settle(stored=outcome.stored, known=outcome.known, failed=outcome.failed)
 
     def _save_window(self, job: WindowJob) -> None:

@@ -15,18 +15,21 @@ from kvstore.key import Namespace
 
 from ..block_pool import BlockPool
 from ..errors import EngineClosed
+from ..kv.mover import ComputeMark
 from ..save_receipt import SaveReceipt
 from ..store_faults import StoreFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SaveJob:
-    """Consecutive complete blocks of one prompt; `keys` is its chain up to the last of them."""
+    """Consecutive complete blocks of one prompt; `keys` is its chain up to the last of them. They
+    may still be computed until `after`."""
 
     keys: Sequence[bytes]
     block_ids: tuple[int, ...]
     ttl_class: str
     receipt: SaveReceipt = field(repr=False)
+    after: ComputeMark = None
 
     @property
     def first_block(self) -> int:
@@ -89,6 +92,10 @@ class ThreadedSink(ABC):
         self._thread = Thread(target=self._run, name="save-sink", daemon=True)
         self._thread.start()
 
+    def _mark_compute(self) -> ComputeMark:
+        """What the engine's thread has given to compute so far: a mover's, if one reads blocks."""
+        return None
+
     @abstractmethod
     def _save(self, job: SaveJob) -> None:
         """Read the blocks and see to it that their receipt is settled. Raises nothing."""
@@ -117,7 +124,13 @@ class ThreadedSink(ABC):
     ) -> None:
         """See SaveSink. Raises EngineClosed after `close`."""
         assert 0 < len(block_ids) <= len(keys)
-        job = SaveJob(keys=keys, block_ids=tuple(block_ids), ttl_class=ttl_class, receipt=receipt)
+        job = SaveJob(
+            keys=keys,
+            block_ids=tuple(block_ids),
+            ttl_class=ttl_class,
+            receipt=receipt,
+            after=self._mark_compute(),
+        )
         with self._changed:
             self._check("save")
             self._pool.retain(job.block_ids)

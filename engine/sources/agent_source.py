@@ -18,12 +18,16 @@ from kvstore.layout import BLOCK_TOKENS, BlockLayout
 from kvstore.policy import HitPlan
 
 from ..block_pool import BlockPool
-from ..section_copy import SectionCopy
+from ..errors import TransferFailed
+from ..kv.memcpy_mover import MemcpyMover
+from ..kv.mover import SectionMover
+from ..kv.rebuild import Rebuilder, RebuiltWrong
+from ..kv.rebuild_choice import find_rebuilder
 from ..store_faults import STORE_ERRORS, StoreFaults
+from ..work_threads import WorkThreads
 from .load import ThreadedLoad
 from .run_swap import RunSwap
 from .threaded_source import LoadLimits, ThreadedSource
-from .work_threads import WorkThreads
 
 DEFAULT_LIMITS = LoadLimits()
 
@@ -43,7 +47,7 @@ class _Brought:
 
 
 class AgentSource(ThreadedSource):
-    """A `PrefixSource` over the agent of this host. The client belongs to the caller.
+    """A `PrefixSource` over the agent of this host. Client and mover belong to the caller.
 
     A full arena, a short fetch and any AgentError are a shorter hit.
     """
@@ -58,16 +62,30 @@ class AgentSource(ThreadedSource):
         faults: StoreFaults,
         limits: LoadLimits = DEFAULT_LIMITS,
         clock: Callable[[], float],
+        mover: SectionMover | None = None,
+        rebuilder: Rebuilder | None = None,
     ) -> None:
-        """`window_layout`: of stored window state, None for a model without."""
+        """`window_layout`: of stored window state, None for a model without. `mover`: for the pool,
+        None for one of the host, where a memcpy is all there is to it. `rebuilder`: for lost
+        shards; None has it measured whether there is to be one (`find_rebuilder`)."""
         self._client = client
         self._window_layout = window_layout
-        self._copy = SectionCopy(pool, namespace.layout)
+        self._mover = MemcpyMover(pool, namespace.layout) if mover is None else mover
         self._copying = WorkThreads("swap-in", count=1, clock=clock)
         # The client knows the layout from now on; why the agent does not, later calls will tell.
         with suppress(*STORE_ERRORS):
             client.open_namespace(namespace, window_layout=window_layout)
-        super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
+        self._rebuilder = rebuilder or find_rebuilder(
+            client, namespace, pool, self._mover, clock=clock
+        )
+        super().__init__(
+            namespace=namespace,
+            pool=pool,
+            faults=faults,
+            limits=limits,
+            clock=clock,
+            mark_compute=self._mover.mark_compute,
+        )
 
     def close(self, deadline_s: float) -> bool:
         """See PrefixSource."""
@@ -106,7 +124,12 @@ class AgentSource(ThreadedSource):
     def _lease(self, load: ThreadedLoad, end_at_s: float) -> ArenaRun | None:
         start_s = self._clock()
         blocks = min(len(load.order.block_ids), self._limits.lease_blocks_max)
-        run = self._client.lease_run(self._namespace, blocks, deadline_s=self._share(end_at_s))
+        run = self._client.lease_run(
+            self._namespace,
+            blocks,
+            has_parity_room=self._rebuilder is not None,
+            deadline_s=self._share(end_at_s),
+        )
         load.note("lease", None, start_s, self._clock())
         return run
 
@@ -114,19 +137,31 @@ class AgentSource(ThreadedSource):
         """Fetch into the run and copy out of it; what was copied counts, whatever failed then."""
         order = load.order
         load.on_give_up(run.release)
+        rebuilder = None if run.layout.code is None else self._rebuilder
         fetch = self._client.fetch_run(
             self._namespace,
             load.keys[: order.first_block + run.blocks],
             run,
             first_block=order.first_block,
+            rebuild="agent" if rebuilder is None else "reader",
             deadline_s=self._left_s(end_at_s),
         )
         self._bring_window(load, end_at_s)
-        swap = RunSwap(load, run, copy=self._copy, copying=self._copying, clock=self._clock)
+        swap = RunSwap(
+            load,
+            run,
+            mover=self._mover,
+            copying=self._copying,
+            clock=self._clock,
+            rebuilder=rebuilder,
+        )
         try:
             swap.follow(end_at_s)
-        except STORE_ERRORS as error:
+        except (*STORE_ERRORS, TransferFailed) as error:
             self._note(load, "fetch", error)
+            if isinstance(error, RebuiltWrong):
+                # The agent can leave out each shard in turn, until the block is right.
+                self._rebuilder = None
         return _Brought(
             blocks=swap.whole_blocks,
             rejected_shards=self._count_rejected(load, fetch, end_at_s),
@@ -168,9 +203,11 @@ class AgentSource(ThreadedSource):
             return 0
 
     def _note(self, load: ThreadedLoad, operation: str, error: Exception) -> None:
-        """Whoever gave the load up has released its run, which is no fault of the store."""
-        if not load.is_given_up:
+        """Whoever gave the load up has released its run, which is no fault of the store. An agent
+        that is lost is one fault of a load, whatever of it fails for that."""
+        if not load.is_given_up and not load.is_fault_noted:
             self._faults.note(operation, error)
+            load.is_fault_noted = True
 
     def _left_s(self, end_at_s: float) -> float:
         return max(end_at_s - self._clock(), LEAST_DEADLINE_S)

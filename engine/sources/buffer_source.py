@@ -19,7 +19,8 @@ DEFAULT_LIMITS = LoadLimits()
 
 
 class BufferSource(ThreadedSource):
-    """A `PrefixSource` over a `BlockStore`. The store belongs to the caller."""
+    """A `PrefixSource` over a `BlockStore`. The store belongs to the caller. Raises InvalidRequest
+    for a pool that is not in the memory of the host."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class BufferSource(ThreadedSource):
         limits: LoadLimits = DEFAULT_LIMITS,
         clock: Callable[[], float],
     ) -> None:
+        pool.require_host("fetches without an agent")
         super().__init__(namespace=namespace, pool=pool, faults=faults, limits=limits, clock=clock)
         self._store = store
         self._has_window_state = has_window_state

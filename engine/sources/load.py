@@ -10,29 +10,39 @@ from threading import Condition
 from kvstore.policy import MISS, HitPlan
 
 from ..block_pool import BlockPool
+from ..errors import TransferFailed
+from ..kv.mover import ComputeMark, Transfer
 from ..prefix_source import LoadEvent, LoadFellShort, LoadOutcome, LoadStep, PrefixFound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BringOrder:
     """What an engine asked for: blocks first_block .. plan.stored_blocks - 1 into `block_ids`, of
-    which there is one for each, and the window state at the plan's anchor if it has one."""
+    which there is one for each, and the window state at the plan's anchor if it has one. Before
+    `after` the blocks may still be read by what was computed for somebody else."""
 
     plan: HitPlan
     first_block: int
     block_ids: tuple[int, ...]
     begun_at_s: float
+    after: ComputeMark = None
 
 
 NOTHING_ORDERED = BringOrder(plan=MISS, first_block=0, block_ids=(), begun_at_s=0.0)
+
+
+def mark_nothing() -> ComputeMark:
+    """What was computed is done."""
+    return None
 
 
 class ThreadedLoad:
     """A `PrefixLoad` that threads of a source work for.
 
     The engine's half is the protocol; the source's half are `settle_match`, `take`,
-    `publish_sections`, `publish_window`, `note` and `finish`. `finish` comes exactly once for every
-    load that was begun, by whoever has it, and gives back the references to the blocks.
+    `publish_sections`, `confirm_sections`, `publish_window`, `note` and `finish`. `finish` comes
+    exactly once for every load that was begun, by whoever has it, and gives back the references to
+    the blocks.
     """
 
     def __init__(
@@ -46,16 +56,20 @@ class ThreadedLoad:
         bring: Callable[["ThreadedLoad"], bool],
         on_change: Callable[[], None],
         clock: Callable[[], float],
+        mark_compute: Callable[[], ComputeMark] = mark_nothing,
     ) -> None:
         """`bring` puts the load in line to be brought; False if nobody will. `sections` are those
-        of a block."""
+        of a block. `mark_compute`: a mover's."""
         self.prompt_ids = prompt_ids
         self.keys = keys
         self.order = NOTHING_ORDERED
+        self.is_fault_noted = False
+        """An error of the store has been counted; a store that is lost fails all that follows."""
         self._sections = sections
         self._pool = pool
         self._section_wait_s = section_wait_s
         self._bring = bring
+        self._mark_compute = mark_compute
         self._on_change = on_change
         self._clock = clock
         self._changed = Condition()
@@ -64,6 +78,10 @@ class ThreadedLoad:
         self._is_given_up = False
         self._end_early: Callable[[], None] | None = None
         self._sections_done = 0
+        self._transfers: dict[int, tuple[Transfer, ...]] = {}
+        """Of sections that were published while they were being moved."""
+        self._is_confirmed = True
+        """Nothing that was published is being moved."""
         self._window: memoryview | None = None
         self._outcome: LoadOutcome | None = None
         self._events: dict[tuple[LoadStep, int | None], LoadEvent] = {}
@@ -84,12 +102,20 @@ class ThreadedLoad:
         self._pool.retain(written)
         with self._changed:
             self.order = BringOrder(
-                plan=plan, first_block=first_block, block_ids=written, begun_at_s=self._clock()
+                plan=plan,
+                first_block=first_block,
+                block_ids=written,
+                begun_at_s=self._clock(),
+                after=self._mark_compute() if written else None,
             )
             if not written:
                 self._sections_done = self._sections
-        if not self._bring(self) and self.take():
-            self.finish()
+        is_in_line = False
+        try:
+            is_in_line = self._bring(self)
+        finally:
+            if not is_in_line and self.take():
+                self.finish()
 
     @property
     def is_startable(self) -> bool:
@@ -118,6 +144,21 @@ class ThreadedLoad:
                 waits_from_s = self._clock()
                 self._changed.wait(self._wait_left_s)
                 self._wait_left_s -= self._clock() - waits_from_s
+            transfers = self._transfers.get(section, ())
+        try:
+            for transfer in transfers:
+                transfer.order_compute()
+        except TransferFailed as error:  # the thread that brings it tells of it too
+            raise LoadFellShort from error
+
+    def confirm(self) -> None:
+        with self._changed:
+            end_s = self._clock() + self._section_wait_s
+            while not self._is_confirmed:
+                left_s = end_s - self._clock()
+                if self._outcome is not None or left_s <= 0:
+                    raise LoadFellShort
+                self._changed.wait(left_s)
 
     @property
     def outcome(self) -> LoadOutcome | None:
@@ -160,12 +201,24 @@ class ThreadedLoad:
         if is_late:
             end_early()
 
-    def publish_sections(self, sections: int) -> None:
-        """The first `sections` sections of all blocks ordered are in the pool."""
+    def publish_sections(self, sections: int, transfers: Sequence[Transfer] = ()) -> None:
+        """The first `sections` sections of all blocks ordered are in the pool, the last of them
+        when `transfers` have ended: `confirm_sections` has to follow if there are any."""
         with self._changed:
             self._sections_done = sections
+            if transfers:
+                self._transfers[sections - 1] = tuple(transfers)
+                self._is_confirmed = False
             self._changed.notify_all()
         self._on_change()
+
+    def confirm_sections(self) -> None:
+        """Every section was published, and is known to stand whole in the pool."""
+        assert self._sections_done == self._sections
+        with self._changed:
+            self._is_confirmed = True
+            self._transfers.clear()
+            self._changed.notify_all()
 
     def publish_window(self, window: memoryview) -> None:
         with self._changed:
@@ -195,6 +248,7 @@ class ThreadedLoad:
         self._pool.release(order.block_ids)
         with self._changed:
             self._end_early = None
+            self._transfers.clear()  # ended, and they hold on to the arena
             self._outcome = LoadOutcome(
                 blocks=order.first_block + blocks,
                 window=self._window,

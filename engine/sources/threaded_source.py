@@ -10,10 +10,11 @@ from kvstore.key import Namespace
 from kvstore.policy import MISS, HitPlan
 
 from ..block_pool import BlockPool
+from ..kv.mover import ComputeMark
 from ..prefix_source import PrefixFound
 from ..store_faults import STORE_ERRORS, StoreFaults
-from .load import ThreadedLoad
-from .work_threads import WorkThreads
+from ..work_threads import WorkThreads
+from .load import ThreadedLoad, mark_nothing
 
 MATCH_THREADS = 2
 """One match that nobody answers must not hold back the next one."""
@@ -55,13 +56,16 @@ class ThreadedSource(ABC):
         faults: StoreFaults,
         limits: LoadLimits,
         clock: Callable[[], float],
+        mark_compute: Callable[[], ComputeMark] = mark_nothing,
     ) -> None:
+        """`mark_compute`: a mover's, if it is one that brings the bytes."""
         self.on_change: Callable[[], None] = notify_nobody
         self._namespace = namespace
         self._pool = pool
         self._faults = faults
         self._limits = limits
         self._clock = clock
+        self._mark_compute = mark_compute
         self._lock = Lock()
         self._loads: set[ThreadedLoad] = set()
         """Begun, and not finished."""
@@ -87,6 +91,7 @@ class ThreadedSource(ABC):
             bring=self._put_in_line,
             on_change=self._tell_engine,
             clock=self._clock,
+            mark_compute=self._mark_compute,
         )
         if not keys or not self._matching.submit(partial(self._settle_match, load)):
             load.settle_match(PrefixFound(matched_blocks=0, plan=MISS, match_s=0.0))

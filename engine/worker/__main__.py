@@ -18,7 +18,7 @@ import typer
 from kvstore.errors import StoreError
 from kvstore.identity import check_package_identity
 
-from ..errors import EngineError
+from ..errors import EngineError, describe_in_one_line
 from ..threads import prepare_environment, set_thread_count
 from .address import parse_address
 from .options import Role, WorkerOptions, choose_threads, parse_memory_bytes
@@ -80,8 +80,21 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option(min=1, max=1024, help="of the CPU (1 for models below 512 MiB, else one a core)"),
 ]
+DeviceOption = Annotated[
+    str, typer.Option(help="where the model runs: cpu, cuda or cuda:1", metavar="DEVICE")
+]
+MustPinOption = Annotated[
+    bool,
+    typer.Option(
+        "--must-pin", help="with a GPU: do not start if the agent's arena cannot be page-locked"
+    ),
+]
 GraceOption = Annotated[
     float, typer.Option(min=0.0, max=86_400.0, help="seconds after SIGTERM until the rest moves")
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(help="serve /metrics for Prometheus there, without a token", metavar="HOST:PORT"),
 ]
 LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="write each log line as a JSON object")
@@ -106,7 +119,10 @@ def engine(
     step_budget: StepBudgetOption = None,
     cost: CostOption = None,
     threads: ThreadsOption = None,
+    device: DeviceOption = "cpu",
+    must_pin: MustPinOption = False,
     grace: GraceOption = 60.0,
+    metrics: MetricsOption = None,
     is_log_json: LogJsonOption = False,
 ) -> None:
     options = WorkerOptions(
@@ -123,7 +139,10 @@ def engine(
         queue=queue,
         step_budget_s=step_budget,
         cost=cost,
+        device=device,
+        must_pin=must_pin,
         grace_s=grace,
+        metrics=metrics,
         is_log_json=is_log_json,
     )
     prepare_environment()
@@ -141,7 +160,7 @@ def main() -> None:
     try:
         app(prog_name=NAME)
     except (EngineError, StoreError, OSError) as error:
-        sys.stderr.write(f"{NAME}: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{NAME}: {describe_in_one_line(error)}\n")
         # An OSError is about a file or an address that the user named.
         sys.exit(error.exit_code if isinstance(error, EngineError | StoreError) else USER_ERROR)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from kvstore.client import AgentClient, BlockingAgentClient
 
 from ..engine_config import EngineConfig
+from ..kv.open_mover import OpenedMover, open_mover
 from ..llm_engine import LLMEngine
 from ..load import PoolMemory, load_runner
 from ..model_runner import ModelRunner
@@ -25,11 +26,12 @@ HAND_OVER_CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerEngine:
-    """An engine, and what moves its sequences: None without an agent."""
+    """An engine, and what moves its sequences and its blocks: None without an agent."""
 
     engine: LLMEngine
     hand_overs: HandOvers | None
     faults: StoreFaults
+    mover: OpenedMover | None = None
 
 
 @contextmanager
@@ -43,6 +45,7 @@ def open_engine(options: WorkerOptions, *, clock: Callable[[], float]) -> Iterat
         options.model,
         pool_blocks=choose_pool(options),
         state_slots=options.sequences,
+        device=options.device,
     )
     with ExitStack() as stack:
         if options.agent is None:
@@ -62,6 +65,15 @@ def _open_with_agent(
     clock: Callable[[], float],
 ) -> WorkerEngine:
     faults = StoreFaults()
+    opened = stack.enter_context(
+        open_mover(
+            runner.pool,
+            runner.namespace.layout,
+            lambda: agent.arena,
+            clock=clock,
+            must_pin=options.must_pin,
+        )
+    )
     source = AgentSource(
         agent,
         namespace=runner.namespace,
@@ -69,6 +81,7 @@ def _open_with_agent(
         window_layout=runner.window_layout,
         faults=faults,
         clock=clock,
+        mover=opened.mover,
     )
     sink = AgentSink(
         agent,
@@ -77,14 +90,15 @@ def _open_with_agent(
         window_layout=runner.window_layout,
         faults=faults,
         clock=clock,
+        mover=opened.mover,
     )
     engine = LLMEngine(runner, source=source, sink=sink, config=config, clock=clock)
     stack.enter_context(engine)
-    hand_overs = HandOvers(engine, agent, faults=faults, on_change=engine.wake)
+    hand_overs = HandOvers(engine, agent, faults=faults, on_change=engine.wake, mover=opened.mover)
     stack.callback(hand_overs.close, HAND_OVER_CLOSE_S)
     if options.role is Role.PREFILL:
         engine.on_last_chunk = hand_overs.begin
-    return WorkerEngine(engine, hand_overs, faults)
+    return WorkerEngine(engine, hand_overs, faults, opened)
 
 
 def choose_pool(options: WorkerOptions) -> int | PoolMemory:
@@ -95,7 +109,7 @@ def choose_pool(options: WorkerOptions) -> int | PoolMemory:
 
 
 def choose_config(options: WorkerOptions) -> EngineConfig:
-    """The bounds of the engine. Raises InvalidRequest or OSError for a cost that cannot be read."""
+    """The bounds of the engine. Raises InvalidRequest for a cost that cannot be read."""
     config = EngineConfig(
         sequences_max=options.sequences,
         queue_requests_max=options.queue,

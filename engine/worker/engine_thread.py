@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import EngineBusy, InvalidRequest
 from ..llm_engine import LLMEngine
 from ..request import Request, TokenEvent
+from ..request_checks import PreparedRequest, prepare_request
 from ..request_report import RequestReport
 from .hand_overs import HandOvers
 from .messages import Failed, Finished, Refused, Tokens
@@ -26,10 +27,12 @@ from .outbox import Delivery
 
 IDLE_WAIT_S = 1.0
 """Between two looks of an engine that has nothing to do and is not woken."""
+ORDERS_PER_STEP = 32
+"""More wait for the next step: however many clients come at one time, answers go on."""
 
 
 class EngineThread:
-    """Runs one engine. All public methods are for other threads, and return at once.
+    """Runs one engine. All public methods are for other threads, and wait for nobody.
 
     The queue of commands is as short as clients are few: each has one request, which is begun once
     and aborted once. `on_end` is called in the thread when it ends, with the error that ended it.
@@ -59,8 +62,14 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Answer a prompt."""
-        self._order(partial(self._submit, request))
+        """Answer a prompt. What takes longer for a longer one is done here, by the caller."""
+        request = replace(request, ends_after_prefill=self._ends_after_prefill)
+        try:
+            prepared = prepare_request(request, self._engine.runner)
+        except InvalidRequest as error:
+            self._order(partial(self._refuse_invalid, request.request_id, str(error)))
+        else:
+            self._order(partial(self._submit, prepared))
 
     def resume(self, request_id: str, ticket: bytes) -> None:
         """Go on with a sequence from elsewhere."""
@@ -77,15 +86,24 @@ class EngineThread:
     def stop(self, deadline_s: float) -> bool:
         """End the thread, with whatever runs; False if it hangs in a step."""
         assert self._thread is not None, "it was not started"
-        self._order(self._end)
+        self._is_ending = True  # whatever else is in line
+        self._engine.wake()
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def describe(self) -> dict[str, Any]:
         """The engine and its hand-overs as they are, for the status document."""
         status = asdict(self._engine.status)
+        times = self._engine.times
         moved = {} if self._hand_overs is None else self._hand_overs.counts()
-        return {"engine": status, "hand_overs": moved}
+        return {
+            "engine": status,
+            "times": {
+                "step": times.step.to_values(),
+                "first_token": times.first_token.to_values(),
+            },
+            "hand_overs": moved,
+        }
 
     def _order(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
@@ -108,7 +126,8 @@ class EngineThread:
         self._follow_orders()
         if self._is_ending:
             return
-        for event in self._engine.step(wait_s=0.0 if self._deliveries else IDLE_WAIT_S):
+        has_more = bool(self._deliveries) or not self._commands.empty()
+        for event in self._engine.step(wait_s=0.0 if has_more else IDLE_WAIT_S):
             self._tell(event)
         if self._hand_overs is not None:
             for delivery in self._hand_overs.poll():
@@ -116,22 +135,26 @@ class EngineThread:
                 self._deliveries.append(delivery)
 
     def _follow_orders(self) -> None:
-        while True:
+        for _ in range(ORDERS_PER_STEP):
             try:
                 command = self._commands.get_nowait()
             except Empty:
                 return
             command()
 
-    def _submit(self, request: Request) -> None:
+    def _submit(self, prepared: PreparedRequest) -> None:
+        request_id = prepared.request.request_id
         try:
-            self._engine.add_request(replace(request, ends_after_prefill=self._ends_after_prefill))
+            self._engine.add_request(prepared)
         except EngineBusy as error:
-            self._say(request.request_id, Refused(reason=str(error), cause="busy"))
+            self._say(request_id, Refused(reason=str(error), cause="busy"))
         except InvalidRequest as error:
-            self._say(request.request_id, Refused(reason=str(error), cause="invalid"))
+            self._refuse_invalid(request_id, str(error))
         else:
-            self._running.add(request.request_id)
+            self._running.add(request_id)
+
+    def _refuse_invalid(self, request_id: str, reason: str) -> None:
+        self._say(request_id, Refused(reason=reason, cause="invalid"))
 
     def _resume(self, request_id: str, ticket: bytes) -> None:
         refused: Refused | None = Refused(reason="this worker has no agent", cause="ticket")
@@ -158,9 +181,6 @@ class EngineThread:
             elif not self._is_leaving(request_id):
                 self._abort(request_id)
                 self._say(request_id, Failed(reason="the worker drained before it was done"))
-
-    def _end(self) -> None:
-        self._is_ending = True
 
     def _tell(self, event: TokenEvent) -> None:
         """What an event means for the client, and for the sequence."""

@@ -13,9 +13,10 @@ from typing import Any
 
 from kvstore.client import BlockingAgentClient
 
-from ..errors import EngineBusy, HandoverRefused, InvalidRequest
-from ..handover.receiver import HandoverReceiver
+from ..errors import EngineBusy
+from ..handover.receiver import HandoverReceiver, Refusal
 from ..handover.sender import HandoverSender
+from ..kv.mover import SectionMover
 from ..llm_engine import LLMEngine
 from ..sequence import Sequence
 from ..store_faults import StoreFaults
@@ -32,6 +33,8 @@ MOVES_MAX = 16
 class _Leaving:
     ticket: Future[bytes | None]
     report: dict[str, Any]
+    reasons: list[str]
+    """Why there is no ticket: one, if there is none."""
 
 
 class HandOvers:
@@ -45,11 +48,13 @@ class HandOvers:
         *,
         faults: StoreFaults,
         on_change: Callable[[], None],
+        mover: SectionMover | None = None,
     ) -> None:
+        """`mover`: for the engine's pool, None for one of the host. It is the caller's."""
         self._engine = engine
         self._on_change = on_change
-        self._sender = HandoverSender(agent, engine.runner, faults=faults)
-        self._receiver = HandoverReceiver(agent, engine, on_change=on_change)
+        self._sender = HandoverSender(agent, engine.runner, faults=faults, mover=mover)
+        self._receiver = HandoverReceiver(agent, engine, on_change=on_change, mover=mover)
         self._leaving: dict[str, _Leaving] = {}
         self._moves: dict[str, int] = {}
         """Of the sequences that came from elsewhere and are still here."""
@@ -65,23 +70,24 @@ class HandOvers:
         `report` goes to its client beside it."""
         moves = self._moves.pop(request_id, 0) + is_drain
         sequence = self._engine.detach(request_id)
+        reasons: list[str] = []
         if moves > MOVES_MAX:
+            reasons.append(f"it was moved {MOVES_MAX} times already")
             ticket: Future[bytes | None] = Future()
             ticket.set_result(None)
         else:
-            ticket = self._sender.finish(sequence, moves=moves)
+            ticket = self._sender.finish(sequence, moves=moves, on_unsent=reasons.append)
         self._engine.release(sequence)
-        self._leaving[request_id] = _Leaving(ticket, report or {})
+        self._leaving[request_id] = _Leaving(ticket, report or {}, reasons)
         ticket.add_done_callback(lambda _: self._on_change())
 
     def receive(self, request_id: str, ticket: bytes) -> Refused | None:
-        """Let a sequence come; or why not. `poll` says when it could not be taken after all."""
+        """Let a sequence come; or why not, if too many do. `poll` says when it could not be taken
+        after all."""
         try:
             self._receiver.begin(ticket, request_id)
         except EngineBusy as error:
-            return Refused(reason=str(error), cause="busy")
-        except (HandoverRefused, InvalidRequest) as error:
-            return Refused(reason=str(error), cause="ticket")
+            return _refused(error)
         return None
 
     def forget(self, request_id: str) -> None:
@@ -99,15 +105,13 @@ class HandOvers:
         for request_id, leaving in list(self._leaving.items()):
             if leaving.ticket.done():
                 del self._leaving[request_id]
-                said = HandedOver(ticket=leaving.ticket.result(), report=leaving.report)
-                found.append((request_id, said))
+                found.append((request_id, _answer_of(leaving)))
         for arrival in self._receiver.poll():
             if arrival.refusal is None:
                 self._moves[arrival.request_id] = arrival.moves
             else:
                 log.warning("request=%s: %s", arrival.request_id, arrival.refusal)
-                refused = Refused(reason=str(arrival.refusal), cause="ticket")
-                found.append((arrival.request_id, refused))
+                found.append((arrival.request_id, _refused(arrival.refusal)))
         return found
 
     def is_leaving(self, request_id: str) -> bool:
@@ -122,3 +126,15 @@ class HandOvers:
         """End the threads; False if one hung."""
         is_sent = self._sender.close(deadline_s)
         return self._receiver.close(deadline_s) and is_sent
+
+
+def _answer_of(leaving: _Leaving) -> HandedOver:
+    return HandedOver(
+        ticket=leaving.ticket.result(), report=leaving.report, reason="; ".join(leaving.reasons)
+    )
+
+
+def _refused(refusal: Refusal) -> Refused:
+    """Another worker may take a ticket for which there is no room here."""
+    is_busy = isinstance(refusal, EngineBusy)
+    return Refused(reason=str(refusal), cause="busy" if is_busy else "ticket")

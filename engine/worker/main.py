@@ -19,19 +19,22 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kvstore.event_log import set_up_logging
+from kvstore.metrics.server import MetricsServer
 from kvstore.socket_file import SocketFile
 
-from ..errors import EngineError
+from ..errors import EngineError, InvalidRequest, reason_of
+from ..garbage import freeze_loaded_objects
 from .address import WorkerAddress
 from .assembly import WorkerEngine, open_engine
 from .engine_thread import EngineThread
+from .metric_table import ENGINE_TABLE
 from .options import Role, WorkerOptions
 from .outbox import LoopOutbox
 from .server import WorkerServer
@@ -43,6 +46,7 @@ HAND_OVER_DEADLINE_S = 15.0
 client, which runs it again."""
 LAST_ANSWERS_S = 5.0
 STOP_DEADLINE_S = 5.0
+STATUS_DEADLINE_S = 1.0
 LISTEN_BACKLOG = 1024
 LOST_HOST_S = 60
 """A TCP client from whose host nothing comes for so long is gone."""
@@ -73,10 +77,13 @@ class _Stop:
 
 
 def measure_model(path: Path) -> int:
-    """Bytes of the model's files, 0 if there is none."""
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return path.stat().st_size if path.exists() else 0
+    """Bytes of the model's files, 0 if there are none that can be looked at."""
+    try:
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        return path.stat().st_size
+    except OSError:
+        return 0  # what is wrong with it is said when it is loaded
 
 
 def run_worker(options: WorkerOptions) -> int:
@@ -91,9 +98,14 @@ def run_worker(options: WorkerOptions) -> int:
     with ExitStack() as stack:
         # Before the model is loaded, which takes a while: a socket that is taken is said at once.
         listening = stack.enter_context(_listen(options.listen))
+        metrics = None
+        if options.metrics is not None:
+            server = MetricsServer.listen("--metrics", options.metrics, ENGINE_TABLE)
+            metrics = stack.enter_context(server)
         engine = stack.enter_context(open_engine(options, clock=time.monotonic))
+        freeze_loaded_objects()
         with asyncio.Runner() as runner:
-            runner.run(_serve(options, engine, listening))
+            runner.run(_serve(options, engine, listening, metrics))
         # The loop has put back Python's own handler, which would end in a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     log.info("stopped engine=%s", options.name)
@@ -121,7 +133,15 @@ def _listen(address: WorkerAddress) -> Iterator[_Listening]:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     place = (address.host, address.port)
-    with socket.create_server(place, family=family, backlog=LISTEN_BACKLOG) as listener:
+    try:
+        made = socket.create_server(place, family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        raise InvalidRequest(
+            "--listen",
+            given=f"{address}: {reason_of(error)}",
+            expected="an address of this host, and a port that nobody listens on",
+        ) from error
+    with made as listener:
         listener.setblocking(False)
         _notice_lost_hosts(listener)
         yield _Listening(listener, lambda: None)
@@ -140,7 +160,12 @@ def _notice_lost_hosts(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Listening) -> None:
+async def _serve(
+    options: WorkerOptions,
+    engine: WorkerEngine,
+    listening: _Listening,
+    metrics: MetricsServer | None,
+) -> None:
     loop = asyncio.get_running_loop()
     stop = _Stop(loop)
     fault: asyncio.Future[None] = loop.create_future()
@@ -151,14 +176,17 @@ async def _serve(options: WorkerOptions, engine: WorkerEngine, listening: _Liste
         ends_after_prefill=options.role is Role.PREFILL,
         on_end=lambda error: _note_end(loop, fault, error),
     )
-    server = WorkerServer(thread, describe=partial(_describe, options, engine, thread))
+    describe = partial(_describe, options, engine, thread, since_s=time.monotonic())
+    server = WorkerServer(thread, describe=describe)
     thread.start(LoopOutbox(loop, server.deliver).post)
+    read_status = partial(_read_status, loop, server)
     try:
         await server.listen(listening.listener)
         listening.note_serving()
-        _announce(options, listening.listener)
-        await _first_of(stop.drain.wait(), fault)
-        await _first_of(_drain(options, server, thread), stop.at_once.wait(), fault)
+        with nullcontext() if metrics is None else metrics.serve(read_status):
+            _announce(options, listening.listener)
+            await _first_of(stop.drain.wait(), fault)
+            await _first_of(_drain(options, server, thread), stop.at_once.wait(), fault)
     finally:
         server.close()
         if not thread.stop(STOP_DEADLINE_S):
@@ -222,10 +250,33 @@ def _end_by_fault(
         _fail(fault, error)
 
 
-def _describe(options: WorkerOptions, engine: WorkerEngine, thread: EngineThread) -> dict[str, Any]:
-    """The worker's part of the status document."""
-    own = {"name": options.name, "role": options.role.value, "pid": os.getpid()}
-    return own | {"store_errors": engine.faults.count} | thread.describe()
+def _read_status(loop: asyncio.AbstractEventLoop, server: WorkerServer) -> dict[str, Any]:
+    """The status document, for other threads. Raises TimeoutError if the loop does not come to it
+    in time."""
+
+    async def read() -> dict[str, Any]:
+        return server.status()
+
+    asked = asyncio.run_coroutine_threadsafe(read(), loop)
+    try:
+        return asked.result(STATUS_DEADLINE_S)
+    finally:
+        asked.cancel()
+
+
+def _describe(
+    options: WorkerOptions, engine: WorkerEngine, thread: EngineThread, *, since_s: float
+) -> dict[str, Any]:
+    """The worker's part of the status document. `since_s`: when it began to serve."""
+    own = {
+        "name": options.name,
+        "role": options.role.value,
+        "pid": os.getpid(),
+        "uptime_s": round(time.monotonic() - since_s, 3),
+        "store_errors": engine.faults.count,
+        "blocks_move": None if engine.mover is None else engine.mover.describe(),
+    }
+    return own | thread.describe()
 
 
 def _announce(options: WorkerOptions, listener: socket.socket) -> None:

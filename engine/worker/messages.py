@@ -102,6 +102,8 @@ class HandedOver(Message):
 
     ticket: Ticket | None
     report: dict[str, Any] = {}
+    reason: Reason = ""
+    """Why there is no ticket."""
 
 
 class Refused(Message):

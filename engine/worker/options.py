@@ -44,7 +44,12 @@ class WorkerOptions:
     queue: int = 64
     step_budget_s: float | None = None
     cost: Path | None = None
+    device: str = "cpu"
+    must_pin: bool = False
+    """With a GPU: an arena that cannot be page-locked is an error, not just slow."""
     grace_s: float = 60.0
+    metrics: str | None = None
+    """HOST:PORT where /metrics is served."""
     is_log_json: bool = False
 
     def __post_init__(self) -> None:

@@ -48,16 +48,21 @@ def score_entries(
     keys: IndexKeys,
     visible_T: torch.Tensor,
     tiles: RowTiles,
+    *,
+    width: int | None = None,
 ) -> torch.Tensor:
-    """[T, largest of visible_T] f32: scores of the first entries of a sequence.
+    """[T, width] f32: scores of the first entries of a sequence.
 
     `q_TIJ`: f32, on the FP4 grid (`round_index_entries`). `head_weights_TI`: f32. `visible_T`:
-    int64, how many entries each query may see; the score of one it may not is -inf. `tiles`: for
-    back ends whose products round; not needed here.
+    int64, how many entries each query may see; the score of one it may not is -inf. `width`: the
+    largest of them, which a back end on a device need not be asked for if the caller knows it.
+    `tiles`: for back ends whose products round; not needed here.
     """
     queries, heads, _ = q_TIJ.shape
     visible = visible_T.tolist()
-    width = max(visible, default=0)
+    most = max(visible, default=0)
+    assert width in (None, most), (width, most)
+    width = most
     scores_TG = q_TIJ.new_full((queries, width), float("-inf"))
     rows = max(1, PIECE_VALUES // (heads * PIECE_KEYS))
     for first in range(0, width, PIECE_KEYS):

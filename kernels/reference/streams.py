@@ -47,7 +47,7 @@ def mix_streams(
     scales. pre = sigmoid + eps, post = 2 sigmoid; comb: softmax over rows, then Sinkhorn
     iterations that end with normalised columns. Differentiable.
     """
-    n = _streams_of(m.shape[-1])
+    n = streams_of(m.shape[-1])
     # Each range is scaled and shifted on its own: the scales stay tensors, for training.
     pre, post, comb = m.split((n, n, n * n), -1)
     pre_base, post_base, comb_base = base.split((n, n, n * n))
@@ -58,7 +58,8 @@ def mix_streams(
     return StreamMix(pre + eps, 2 * post, _sinkhorn(comb, iterations, eps))
 
 
-def _streams_of(width: int) -> int:
+def streams_of(width: int) -> int:
+    """n, of a width (2 + n) n."""
     n = 1
     while (2 + n) * n < width:
         n += 1

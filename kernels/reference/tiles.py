@@ -6,7 +6,7 @@ is always row p mod `TILE_ROWS`: with shape and place fixed, the bits of a row a
 row alone. So a prompt gives equal bits in one piece, in chunks and token by token.
 """
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -14,21 +14,36 @@ TILE_ROWS = 8
 """A token alone pays for so many rows; a long prompt makes a call for each so many."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class RowTiles:
     """Where each of T rows stands in tiles of `TILE_ROWS` rows.
 
-    `positions_T` (int64): what a row's place depends on, its position in its sequence. `slots_T`
-    (int64): tile x TILE_ROWS + place. Rows of several sequences may share a tile.
+    `positions_T` (int64): what a row's place depends on, its position in its sequence. Rows of
+    several sequences may share a tile. Places are worked out when they are first asked for: a back
+    end of other means never does, and never waits for a device to count them.
     """
 
-    positions_T: torch.Tensor
-    slots_T: torch.Tensor
-    count: int
+    def __init__(self, positions_T: torch.Tensor) -> None:
+        self.positions_T = positions_T
 
     @property
     def rows(self) -> int:
         return len(self.positions_T)
+
+    @cached_property
+    def slots_T(self) -> torch.Tensor:
+        """int64 [T]: tile x TILE_ROWS + place. The i-th row of a place goes to tile i."""
+        places = self.positions_T % TILE_ROWS
+        order = torch.argsort(places, stable=True)
+        counts = torch.bincount(places, minlength=TILE_ROWS)
+        starts = counts.cumsum(0) - counts
+        tile = torch.empty_like(places)
+        tile[order] = torch.arange(len(places), device=places.device) - starts[places[order]]
+        return tile * TILE_ROWS + places
+
+    @cached_property
+    def count(self) -> int:
+        """Tiles: as few as the places allow."""
+        return int(self.slots_T.max()) // TILE_ROWS + 1 if self.rows else 0
 
     def select(self, rows: torch.Tensor) -> "RowTiles":
         """Tiles of some of the rows (int64 indices or a bool mask), packed anew."""
@@ -46,11 +61,5 @@ class RowTiles:
 
 
 def plan_tiles(positions_T: torch.Tensor) -> RowTiles:
-    """Pack rows into as few tiles as their places allow: the i-th row of a place goes to tile i."""
-    places = positions_T % TILE_ROWS
-    order = torch.argsort(places, stable=True)
-    counts = torch.bincount(places, minlength=TILE_ROWS)
-    starts = counts.cumsum(0) - counts
-    tile = torch.empty_like(places)
-    tile[order] = torch.arange(len(places), device=places.device) - starts[places[order]]
-    return RowTiles(positions_T, tile * TILE_ROWS + places, int(counts.max()) if len(places) else 0)
+    """Pack rows into as few tiles as their places allow."""
+    return RowTiles(positions_T)

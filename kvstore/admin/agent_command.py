@@ -85,7 +85,8 @@ def agent(
     # Here, because they take longer to load than `--help` should.
     from ..agent.main import run_agent
     from ..agent.options import AgentOptions, parse_roles
-    from .agent_metrics_server import MetricsServer
+    from ..metrics.server import MetricsServer, MetricTable
+    from .agent_metric_table import AGENT_METRICS
 
     options = AgentOptions(
         cluster_path=cluster.absolute(),
@@ -102,5 +103,7 @@ def agent(
     )
     if metrics is None:
         raise typer.Exit(run_agent(options))
-    with MetricsServer.listen("--metrics", metrics) as server:
+    with MetricsServer.listen(
+        "--metrics", metrics, MetricTable("agent", "agent", AGENT_METRICS)
+    ) as server:
         raise typer.Exit(run_agent(options, server.serve))

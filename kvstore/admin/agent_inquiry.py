@@ -17,9 +17,9 @@ from ..client.inquiry import ask_node
 from ..client.statistics import read_statistics
 from ..cluster.entities import ClusterMap
 from ..errors import NodeError
+from ..metrics.readings import read_mapping, read_number
 from ..window.messages import is_host
 from ..window.peers import open_channel
-from .control.metric_readers import read_mapping, read_number
 
 HOSTS_ASKED_MAX = 512
 """Beside the entrypoints; more than so many are not asked."""

@@ -7,67 +7,19 @@ that is missing gives no sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
-from .control.metric_readers import (
-    Reading,
-    Sample,
-    cut_label,
-    distribution_of,
-    read_mapping,
-    sample_of,
-    samples_of,
+from ..metrics.readings import Reading, Sample, cut_label, read_mapping, sample_of
+from ..metrics.status_table import (
+    MetricMaker,
+    Reader,
+    Status,
+    StatusMetric,
+    at,
+    by_label,
+    find,
+    pick,
 )
-from .control.metric_table import MetricHead
-
-Status: TypeAlias = Mapping[str, Any]
-Reader: TypeAlias = Callable[[Status], Iterable[Reading]]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentMetric(MetricHead):
-    """One metric of an agent, and how it is read from its status document."""
-
-    read: Reader
-
-
-def _find(status: Status, path: str) -> object:
-    """The value at "a.b.c" of nested objects; None if there is none."""
-    found: object = status
-    for name in path.split("."):
-        found = read_mapping(found).get(name)
-    return found
-
-
-def _at(path: str) -> Reader:
-    return lambda status: sample_of(_find(status, path))
-
-
-def _by_label(path: str) -> Reader:
-    """Figures by the value of a label."""
-    return lambda status: samples_of((), read_mapping(_find(status, path)))
-
-
-def _pick(path: str, *names: str) -> Reader:
-    """Of the figures at `path` those called `names`, which are the values of a label."""
-
-    def read(status: Status) -> Iterator[Reading]:
-        found = read_mapping(_find(status, path))
-        for name in names:
-            yield from sample_of(found.get(name), name)
-
-    return read
-
-
-def _histogram_at(path: str) -> Reader:
-    def read(status: Status) -> Iterator[Reading]:
-        found = distribution_of((), _find(status, path))
-        if found is not None:
-            yield found
-
-    return read
 
 
 def _workers(field: str) -> Reader:
@@ -75,7 +27,7 @@ def _workers(field: str) -> Reader:
 
     def read(status: Status) -> Iterator[Reading]:
         for kind in ("fetch", "store"):
-            rows = _find(status, f"{kind}.workers")
+            rows = find(status, f"{kind}.workers")
             samples = [
                 sample.value
                 for row in (rows if isinstance(rows, list) else [])
@@ -93,70 +45,61 @@ def _read_info(status: Status) -> Iterator[Sample]:
     yield Sample((cut_label(version), cut_label(names)), 1.0)
 
 
-def _gauge(name: str, unit: str, text: str, read: Reader, *labels: str) -> AgentMetric:
-    return AgentMetric(f"cachalot_agent_{name}", "gauge", labels, unit, text, read)
-
-
-def _counter(name: str, unit: str, text: str, read: Reader, *labels: str) -> AgentMetric:
-    return AgentMetric(f"cachalot_agent_{name}_total", "counter", labels, unit, text, read)
-
-
-def _histogram(name: str, text: str, path: str) -> AgentMetric:
-    name = f"cachalot_agent_{name}_seconds"
-    return AgentMetric(name, "histogram", (), "seconds", text, _histogram_at(path))
-
+_make = MetricMaker("agent")
 
 PROCESS_METRICS = (
-    _gauge("info", "always 1", "Version and roles of the agent.", _read_info, "version", "roles"),
-    _gauge("uptime_seconds", "seconds", "Time since the agent started.", _at("uptime_s")),
-    _gauge("sessions", "sessions", "Engines and gateways connected.", _at("sessions.open")),
-    _counter("sessions_accepted", "sessions", "Sessions accepted.", _at("sessions.accepted")),
-    _counter(
+    _make.gauge(
+        "info", "always 1", "Version and roles of the agent.", _read_info, "version", "roles"
+    ),
+    _make.gauge("uptime_seconds", "seconds", "Time since the agent started.", at("uptime_s")),
+    _make.gauge("sessions", "sessions", "Engines and gateways connected.", at("sessions.open")),
+    _make.counter("sessions_accepted", "sessions", "Sessions accepted.", at("sessions.accepted")),
+    _make.counter(
         "sessions_refused",
         "sessions",
         "Sessions closed at once: another user's, or too many.",
-        _at("sessions.refused"),
+        at("sessions.refused"),
     ),
 )
 
 ARENA_METRICS = (
-    _gauge("arena_bytes", "bytes", "Size of the arena.", _at("arena.size_bytes")),
-    _gauge("arena_leased_bytes", "bytes", "Bytes of runs in use.", _at("arena.leased_bytes")),
-    _gauge(
+    _make.gauge("arena_bytes", "bytes", "Size of the arena.", at("arena.size_bytes")),
+    _make.gauge("arena_leased_bytes", "bytes", "Bytes of runs in use.", at("arena.leased_bytes")),
+    _make.gauge(
         "arena_largest_free_bytes",
         "bytes",
         "The longest free piece of the arena.",
-        _at("arena.largest_free_bytes"),
+        at("arena.largest_free_bytes"),
     ),
-    _gauge("arena_runs", "runs", "Runs in use.", _at("arena.runs")),
-    _gauge("arena_waiting", "requests", "Requests for a run that wait.", _at("arena.waiting")),
+    _make.gauge("arena_runs", "runs", "Runs in use.", at("arena.runs")),
+    _make.gauge("arena_waiting", "requests", "Requests for a run that wait.", at("arena.waiting")),
 )
 
 HANDOVER_METRICS = (
-    _gauge("offers", "runs", "Runs that another engine may take.", _at("offers.open")),
-    _gauge("offers_bytes", "bytes", "Bytes of those.", _at("offers.open_bytes")),
-    _counter("offers_made", "runs", "Runs offered to other engines.", _at("offers.made")),
-    _counter(
+    _make.gauge("offers", "runs", "Runs that another engine may take.", at("offers.open")),
+    _make.gauge("offers_bytes", "bytes", "Bytes of those.", at("offers.open_bytes")),
+    _make.counter("offers_made", "runs", "Runs offered to other engines.", at("offers.made")),
+    _make.counter(
         "offers_ended",
         "runs",
         "Offers by what became of them.",
-        _pick("offers", "taken", "sent", "withdrawn", "expired"),
+        pick("offers", "taken", "sent", "withdrawn", "expired"),
         "ended",
     ),
-    _counter(
+    _make.counter(
         "offers_refused",
         "runs",
         "Runs not taken on offer, because too many were.",
-        _at("offers.refused"),
+        at("offers.refused"),
     ),
-    _counter(
-        "offers_sent_bytes", "bytes", "Bytes of runs sent to other hosts.", _at("offers.sent_bytes")
+    _make.counter(
+        "offers_sent_bytes", "bytes", "Bytes of runs sent to other hosts.", at("offers.sent_bytes")
     ),
-    _counter(
+    _make.counter(
         "offers_remote_takes",
         "runs",
         "Runs wanted from other hosts, by their end.",
-        _pick(
+        pick(
             "offers",
             "remote_found",
             "remote_absent",
@@ -167,44 +110,46 @@ HANDOVER_METRICS = (
         ),
         "ended",
     ),
-    _counter(
+    _make.counter(
         "offers_received_bytes",
         "bytes",
         "Bytes of runs taken from other hosts.",
-        _at("offers.received_bytes"),
+        at("offers.received_bytes"),
     ),
 )
 
 FETCH_METRICS = (
-    _gauge("fetch_queued", "jobs", "Pieces of fetches that wait.", _at("fetch.queued")),
-    _gauge("fetch_running", "fetches", "Fetches that run.", _at("fetch.running")),
-    _counter("fetches", "fetches", "Fetches by their end.", _by_label("fetch.ended"), "ended"),
-    _counter(
-        "fetch_asked_blocks", "blocks", "Blocks asked for by fetches.", _at("fetch.asked_blocks")
+    _make.gauge("fetch_queued", "jobs", "Pieces of fetches that wait.", at("fetch.queued")),
+    _make.gauge("fetch_running", "fetches", "Fetches that run.", at("fetch.running")),
+    _make.counter("fetches", "fetches", "Fetches by their end.", by_label("fetch.ended"), "ended"),
+    _make.counter(
+        "fetch_asked_blocks", "blocks", "Blocks asked for by fetches.", at("fetch.asked_blocks")
     ),
-    _counter("fetch_blocks", "blocks", "Blocks fetched and verified.", _at("fetch.blocks")),
-    _counter("fetch_bytes", "bytes", "Bytes of those.", _at("fetch.bytes")),
-    _counter(
+    _make.counter("fetch_blocks", "blocks", "Blocks fetched and verified.", at("fetch.blocks")),
+    _make.counter("fetch_bytes", "bytes", "Bytes of those.", at("fetch.bytes")),
+    _make.counter(
         "fetch_decoded_blocks",
         "blocks",
         "Of those, blocks put together from parity.",
-        _at("fetch.decoded"),
+        at("fetch.decoded"),
     ),
-    _counter(
+    _make.counter(
         "fetch_rejected_shards",
         "shards",
         "Shards that failed a check on arrival.",
-        _at("fetch.rejected"),
+        at("fetch.rejected"),
     ),
-    _histogram("fetch", "Time of a fetch, from its request to its last block.", "fetch.latency"),
-    _counter(
+    _make.histogram(
+        "fetch", "Time of a fetch, from its request to its last block.", "fetch.latency"
+    ),
+    _make.counter(
         "worker_cpu_seconds",
         "seconds",
         "CPU time of the worker processes, by what they do.",
         _workers("cpu_s"),
         "kind",
     ),
-    _counter(
+    _make.counter(
         "worker_restarts",
         "starts",
         "Worker processes that ended and were started again.",
@@ -214,113 +159,121 @@ FETCH_METRICS = (
 )
 
 STORE_METRICS = (
-    _gauge("store_queued", "runs", "Runs that wait to be saved.", _at("store.queued")),
-    _gauge("store_queued_bytes", "bytes", "Bytes of those.", _at("store.queued_bytes")),
-    _counter(
+    _make.gauge("store_queued", "runs", "Runs that wait to be saved.", at("store.queued")),
+    _make.gauge("store_queued_bytes", "bytes", "Bytes of those.", at("store.queued_bytes")),
+    _make.counter(
         "store_blocks",
         "blocks",
         "Blocks handed over, by what became of them.",
-        _pick("store", "stored", "known", "failed", "dropped"),
+        pick("store", "stored", "known", "failed", "dropped"),
         "outcome",
     ),
-    _counter(
+    _make.counter(
         "store_degraded_blocks",
         "blocks",
         "Of those stored, blocks on fewer nodes than wanted.",
-        _at("store.degraded"),
+        at("store.degraded"),
     ),
-    _counter(
+    _make.counter(
         "store_dropped_runs",
         "runs",
         "Runs dropped because the queue was full.",
-        _at("store.dropped_runs"),
+        at("store.dropped_runs"),
     ),
 )
 
 MATCH_METRICS = (
-    _counter("matches", "requests", "Matches of keys and of prompts.", _at("match.count")),
-    _counter("match_prompts", "prompts", "Prompts that were matched.", _at("match.prompts")),
-    _counter("match_prompt_tokens", "tokens", "Tokens of those.", _at("match.prompt_tokens")),
-    _counter("match_hit_tokens", "tokens", "Of those, tokens to be had.", _at("match.hit_tokens")),
-    _counter(
+    _make.counter("matches", "requests", "Matches of keys and of prompts.", at("match.count")),
+    _make.counter("match_prompts", "prompts", "Prompts that were matched.", at("match.prompts")),
+    _make.counter("match_prompt_tokens", "tokens", "Tokens of those.", at("match.prompt_tokens")),
+    _make.counter(
+        "match_hit_tokens", "tokens", "Of those, tokens to be had.", at("match.hit_tokens")
+    ),
+    _make.counter(
         "match_replay_tokens",
         "tokens",
         "Of those, tokens to replay for want of a window state.",
-        _at("match.replay_tokens"),
+        at("match.replay_tokens"),
     ),
-    _counter(
+    _make.counter(
         "match_windows",
         "prompts",
         "Prompts that could use a window state, and those for which it was found.",
-        _pick("match", "windows_wanted", "windows_found"),
+        pick("match", "windows_wanted", "windows_found"),
         "kind",
     ),
-    _histogram("match", "Time of a match, from its request to its answer.", "match.latency"),
+    _make.histogram("match", "Time of a match, from its request to its answer.", "match.latency"),
 )
 
 WINDOW_METRICS = (
-    _gauge("window_records", "records", "Window states kept.", _at("windows.records")),
-    _gauge("window_bytes", "bytes", "Bytes of those.", _at("windows.used_bytes")),
-    _gauge("window_memory_bytes", "bytes", "The most they may take.", _at("windows.memory_bytes")),
-    _counter("window_puts", "records", "Window states put.", _at("windows.puts")),
-    _counter("window_evicted", "records", "Evicted for room.", _at("windows.evicted")),
-    _counter(
-        "window_expired", "records", "Gone because their time was up.", _at("windows.expired")
+    _make.gauge("window_records", "records", "Window states kept.", at("windows.records")),
+    _make.gauge("window_bytes", "bytes", "Bytes of those.", at("windows.used_bytes")),
+    _make.gauge(
+        "window_memory_bytes", "bytes", "The most they may take.", at("windows.memory_bytes")
     ),
-    _counter(
+    _make.counter("window_puts", "records", "Window states put.", at("windows.puts")),
+    _make.counter("window_evicted", "records", "Evicted for room.", at("windows.evicted")),
+    _make.counter(
+        "window_expired", "records", "Gone because their time was up.", at("windows.expired")
+    ),
+    _make.counter(
         "window_rejected",
         "records",
         "Dropped because their bytes had changed in memory.",
-        _at("windows.rejected"),
+        at("windows.rejected"),
     ),
-    _counter("window_lookups", "keys", "Window states looked for.", _at("windows.lookups")),
-    _counter(
+    _make.counter("window_lookups", "keys", "Window states looked for.", at("windows.lookups")),
+    _make.counter(
         "window_found",
         "keys",
         "Of those found: on this host, on another.",
-        _pick("windows", "found_here", "found_elsewhere"),
+        pick("windows", "found_here", "found_elsewhere"),
         "place",
     ),
-    _counter("window_fetches", "records", "Fetches of window states.", _at("windows.fetches")),
-    _counter(
-        "window_fetched_here", "records", "Of those, found here.", _at("windows.fetched_here")
+    _make.counter("window_fetches", "records", "Fetches of window states.", at("windows.fetches")),
+    _make.counter(
+        "window_fetched_here", "records", "Of those, found here.", at("windows.fetched_here")
     ),
-    _counter(
+    _make.counter(
         "window_remote_fetches",
         "records",
         "Fetches from other hosts, by their end.",
-        _pick(
+        pick(
             "windows",
             *(f"remote_{end}" for end in ("found", "absent", "rejected", "unreachable", "late")),
         ),
         "ended",
     ),
-    _counter(
-        "window_fetched_bytes", "bytes", "Bytes from other hosts.", _at("windows.fetched_bytes")
+    _make.counter(
+        "window_fetched_bytes", "bytes", "Bytes from other hosts.", at("windows.fetched_bytes")
     ),
-    _counter(
+    _make.counter(
         "window_withdrawn",
         "entries",
         "Entries of the directory that a fetch found to be wrong.",
-        _at("windows.withdrawn"),
+        at("windows.withdrawn"),
     ),
 )
 
 DIRECTORY_METRICS = (
-    _gauge("directory_entries", "entries", "Entries of its part.", _at("directory.entries")),
-    _gauge("directory_hosts", "hosts", "Hosts that announce to it.", _at("directory.hosts")),
-    _counter("directory_lookups", "keys", "Keys looked up in its part.", _at("directory.lookups")),
-    _counter("directory_hits", "keys", "Of those, found.", _at("directory.hits")),
-    _counter("directory_announced", "entries", "Entries announced.", _at("directory.announced")),
-    _counter(
+    _make.gauge("directory_entries", "entries", "Entries of its part.", at("directory.entries")),
+    _make.gauge("directory_hosts", "hosts", "Hosts that announce to it.", at("directory.hosts")),
+    _make.counter(
+        "directory_lookups", "keys", "Keys looked up in its part.", at("directory.lookups")
+    ),
+    _make.counter("directory_hits", "keys", "Of those, found.", at("directory.hits")),
+    _make.counter(
+        "directory_announced", "entries", "Entries announced.", at("directory.announced")
+    ),
+    _make.counter(
         "directory_crowded_out",
         "entries",
         "Entries that went before their time, for want of room.",
-        _at("directory.crowded_out"),
+        at("directory.crowded_out"),
     ),
 )
 
-AGENT_METRICS: tuple[AgentMetric, ...] = (
+AGENT_METRICS: tuple[StatusMetric, ...] = (
     *PROCESS_METRICS,
     *ARENA_METRICS,
     *HANDOVER_METRICS,

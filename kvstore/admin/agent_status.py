@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..metrics.readings import read_mapping, read_number
 from .agent_inquiry import AgentReport
-from .control.metric_readers import read_mapping, read_number
 from .quantities import count_of, format_duration, format_ratio, format_size
 
 TEXT_CHARACTERS_MAX = 64
@@ -67,6 +67,8 @@ class AgentStatus:
     store_queued: int | None = None
     store_dropped: int | None = None
     """Blocks that were handed over and not saved, for want of room in the queue."""
+    store_failed: int | None = None
+    """The same because nodes did not take them: down, full, or too slow."""
     window_records: int | None = None
     window_bytes: int | None = None
     window_memory_bytes: int | None = None
@@ -97,8 +99,16 @@ class AgentsStatus:
         return [one.agent for one in self.agents if one.entrypoint and not one.is_alive]
 
     def problems(self) -> list[str]:
-        """A line for each agent that is down."""
-        return [f"agent {one.agent}: {one.problem}" for one in self.agents if one.problem]
+        """A line for each agent that is down, or that could not save all it was given."""
+        lines = [f"agent {one.agent}: {one.problem}" for one in self.agents if one.problem]
+        for one in self.agents:
+            failed, dropped = one.store_failed or 0, one.store_dropped or 0
+            if failed or dropped:
+                lines.append(
+                    f"agent {one.agent}: {count_of(failed + dropped, 'block')} not saved since it"
+                    f" started: {failed} failed, {dropped} dropped"
+                )
+        return lines
 
     def describe(self) -> str:
         """One line for a person."""
@@ -174,6 +184,7 @@ def describe_agent(report: AgentReport) -> AgentStatus:
         fetched_bytes=_integer(fetch.get("bytes")),
         store_queued=_integer(store.get("queued")),
         store_dropped=_integer(store.get("dropped")),
+        store_failed=_integer(store.get("failed")),
         window_records=_integer(windows.get("records")),
         window_bytes=_integer(windows.get("used_bytes")),
         window_memory_bytes=_integer(windows.get("memory_bytes")),

@@ -5,7 +5,7 @@ Whatever a user can cause ends here as one line on stderr. A traceback means a m
 
 import sys
 
-from ..errors import StoreError
+from ..errors import StoreError, describe_os_error
 from ..identity import check_package_identity
 from .exit_codes import ExitCode
 
@@ -30,7 +30,7 @@ def run() -> int | str | None:
         write_remark(str(error))
         return error.exit_code
     except OSError as error:
-        write_remark(str(error))
+        write_remark(describe_os_error(error))
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -91,6 +91,8 @@ class NodeStatus:
     shards_read: int | None = None
     rejected_shards: int | None = None
     """Stored shards that it found damaged and took out of use."""
+    refused_shards: int | None = None
+    """Shards that it did not store, for want of room."""
     policy_version: int | None = None
     is_draining: bool = False
     """It takes no writes, because an operator asked for that."""
@@ -218,6 +220,7 @@ def describe_node(report: NodeReport) -> NodeStatus:
             reads=_sum(targets, "reads"),
             shards_read=_sum(targets, "shards_read"),
             rejected_shards=_sum(targets, "rejected_shards"),
+            refused_shards=_sum(targets, "full_refusals"),
             policy_version=_integer(said, "policy_version"),
             is_draining=bool(said.get("draining")),
             targets=described,

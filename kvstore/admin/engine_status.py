@@ -1,60 +1,167 @@
-"""Which engine workers the folder of a cluster has, and which of them run. They are not asked: what
-they do is in their own status document, and a store knows nothing of it.
+"""Which engine workers the folder of a cluster has, and what those that run say of themselves.
 
 Not for engines elsewhere: no map names any.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..metrics.readings import read_mapping, read_number
+from .engine_plan import LocalEngine
+from .engine_socket import EngineSilent, ask_engine_at
 from .local_engines import LocalEngines
 from .local_folder import LocalFolder
+from .quantities import count_of, format_duration
 
-COLUMNS = ("engine", "state", "pid", "role", "socket")
+COLUMNS = (
+    "engine",
+    "state",
+    "pid",
+    "role",
+    "requests",
+    "waiting",
+    "blocks free",
+    "blocks",
+    "not saved",
+    "uptime",
+    "socket",
+)
 LEFT_COLUMNS = frozenset({"engine", "state", "role", "socket"})
+ASKED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """One engine of the folder; `pid` is None if it does not run."""
+    """One engine of the folder; `pid` is None if it does not run. Figures are None where it does
+    not say them; they count since it started."""
 
-    name: str
+    engine: str
     role: str
     pid: int | None
-    socket: Path
+    socket: str
+    problem: str = ""
+    """Why it does not say how it is, though it runs."""
+    is_draining: bool = False
+    uptime_s: float | None = None
+    requests: int | None = None
+    """That it has at the moment."""
+    waiting: int | None = None
+    """Of those, requests that no step has begun."""
+    free_blocks: int | None = None
+    pool_blocks: int | None = None
+    saved_blocks: int | None = None
+    """Blocks that were saved, or were stored already."""
+    failed_blocks: int | None = None
+    """Blocks that were to be saved and that the store, or its agent, did not take."""
+    dropped_blocks: int | None = None
+    """Blocks that were to be saved and were given up by the engine, for want of room or time."""
+    dropped_windows: int | None = None
+    store_errors: int | None = None
 
     @property
     def state(self) -> str:
-        return "down" if self.pid is None else "running"
+        """One word for a table."""
+        if self.pid is None:
+            return "down"
+        if self.problem:
+            return "silent"
+        return "draining" if self.is_draining else "running"
+
+    @property
+    def unsaved_blocks(self) -> int | None:
+        if self.failed_blocks is None or self.dropped_blocks is None:
+            return None
+        return self.failed_blocks + self.dropped_blocks
+
+    def problems(self) -> list[str]:
+        """Lines for a person."""
+        lines = [f"engine {self.engine}: {self.problem}"] if self.problem else []
+        if self.unsaved_blocks:
+            lines.append(
+                f"engine {self.engine}: {count_of(self.unsaved_blocks, 'block')} not saved since it"
+                f" started: {self.failed_blocks} failed, {self.dropped_blocks} dropped"
+            )
+        return lines
 
     def render_json(self) -> dict[str, Any]:
         """Its object in the JSON output."""
-        return {
-            "engine": self.name,
-            "state": self.state,
-            "pid": self.pid,
-            "role": self.role,
-            "socket": str(self.socket),
-        }
+        return asdict(self) | {"state": self.state}
 
     def render_row(self) -> list[str]:
         """Its cells, in the order of COLUMNS."""
-        pid = "-" if self.pid is None else str(self.pid)
-        return [self.name, self.state, pid, self.role, str(self.socket)]
+        return [
+            self.engine,
+            self.state,
+            _shown(self.pid),
+            self.role,
+            _shown(self.requests),
+            _shown(self.waiting),
+            _shown(self.free_blocks),
+            _shown(self.pool_blocks),
+            _shown(self.unsaved_blocks),
+            "-" if self.uptime_s is None else format_duration(self.uptime_s),
+            self.socket,
+        ]
 
 
-def find_engines(cluster_path: Path) -> list[EngineStatus]:
+def find_engines(cluster_path: Path, deadline_s: float) -> list[EngineStatus]:
     """The engines of the folder that a map lies in; none if it is no folder of `cachalot up`."""
     engines = LocalEngines(LocalFolder(cluster_path.resolve().parent))
-    return [
-        EngineStatus(
-            name=one.name,
-            role=one.role,
-            pid=engines.pid(one.name),
-            socket=engines.socket(one.name),
+    wanted = engines.wanted
+    if not wanted:
+        return []
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as askers:
+        return list(askers.map(lambda one: _ask(engines, one, deadline_s), wanted))
+
+
+def _ask(engines: LocalEngines, one: LocalEngine, deadline_s: float) -> EngineStatus:
+    pid, path = engines.pid(one.name), engines.socket(one.name)
+    if pid is None:
+        return EngineStatus(engine=one.name, role=one.role, pid=None, socket=str(path))
+    try:
+        said = ask_engine_at(path, deadline_s)
+    except EngineSilent as error:
+        return EngineStatus(
+            engine=one.name, role=one.role, pid=pid, socket=str(path), problem=str(error)
         )
-        for one in engines.wanted
-    ]
+    return describe_engine(one, pid, path, said)
+
+
+def describe_engine(
+    one: LocalEngine, pid: int, path: Path, said: Mapping[str, Any]
+) -> EngineStatus:
+    """What follows from its status document, of which any part may be missing."""
+    engine = read_mapping(said.get("engine"))
+    saves = read_mapping(engine.get("saves"))
+    stored, known = _integer(saves.get("stored")), _integer(saves.get("known"))
+    return EngineStatus(
+        engine=one.name,
+        role=one.role,
+        pid=pid,
+        socket=str(path),
+        is_draining=said.get("is_draining") is True,
+        uptime_s=read_number(said.get("uptime_s")),
+        requests=_integer(said.get("requests")),
+        waiting=_integer(engine.get("waiting")),
+        free_blocks=_integer(engine.get("free_blocks")),
+        pool_blocks=_integer(engine.get("pool_blocks")),
+        saved_blocks=None if stored is None or known is None else stored + known,
+        failed_blocks=_integer(saves.get("failed")),
+        dropped_blocks=_integer(saves.get("dropped")),
+        dropped_windows=_integer(engine.get("dropped_windows")),
+        store_errors=_integer(said.get("store_errors")),
+    )
+
+
+def _integer(value: object) -> int | None:
+    number = read_number(value)
+    return None if number is None or isinstance(value, bool) else int(number)
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -26,7 +26,7 @@ from ..cluster.map import load_cluster_map, write_cluster_map
 from ..errors import InvalidArgument
 from .local_agents import LocalAgents, check_agents
 from .local_engines import LocalEngines
-from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions
+from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions, naming_file
 from .local_nodes import LocalNodes
 from .local_plan import LocalWishes, choose_agents, choose_shape, find_differences, name_agents
 from .local_processes import START_DEADLINE_S
@@ -152,7 +152,8 @@ class LocalCluster:
     ) -> tuple[LocalCluster, list[str]]:
         with hold_new(choose_shape(wishes), choose_agents(wishes), has_workers=gc) as start:
             place.write_options(options)
-            write_cluster_map(start.cluster_map, place.cluster_path)
+            with naming_file(place.cluster_path):
+                write_cluster_map(start.cluster_map, place.cluster_path)
             cluster = cls(place, start.cluster_map)
             cluster._start(start, deadline_s)
         return cluster, [*start.nodes, *start.agents]
@@ -168,7 +169,8 @@ class LocalCluster:
             agents_added=choose_agents(wishes, len(known)) - len(known),
         ) as start:
             if start.cluster_map is not self._map:
-                write_cluster_map(start.cluster_map, self.cluster_path)
+                with naming_file(self.cluster_path):
+                    write_cluster_map(start.cluster_map, self.cluster_path)
                 self._map = start.cluster_map
             self._start(start, deadline_s)
         return [*start.nodes, *start.agents]

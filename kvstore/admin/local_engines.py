@@ -71,15 +71,18 @@ class LocalEngines(LocalProcesses):
         """Start the engines of the plan that are down; their names.
 
         `agents`: sockets, which the engines share out among them. Raises InvalidArgument,
-        NodeStartFailed: the ones started by this call are stopped again then.
+        NodeStartFailed: the ones started by this call are stopped again then, and the folder keeps
+        the plan that it had.
         """
         with self._folder.locked():
+            known = self._folder.read_engine_options()
             wanted = self.plan(counts, model)
             engines = name_engines(wanted)
             missing = [one for one in engines if self.pid(one.name) is None]
             if not missing:
                 return []
             self._folder.nodes_path.mkdir(exist_ok=True)
+            # Before they run, so that a command that is killed leaves none that nobody knows of.
             self._folder.write_engine_options(wanted)
             write_remark(f"starting {count_of(len(missing), 'engine')}, of {wanted.model}")
             numbers = {one.name: number for number, one in enumerate(engines)}
@@ -88,7 +91,11 @@ class LocalEngines(LocalProcesses):
                 agent = agents[numbers[name] % len(agents)]
                 return self._spawn(engines[numbers[name]], wanted.model, agent)
 
-            self._start_all([one.name for one in missing], spawn, (), deadline_s)
+            try:
+                self._start_all([one.name for one in missing], spawn, (), deadline_s)
+            except BaseException:
+                self._folder.write_engine_options(known)
+                raise
             return [one.name for one in missing]
 
     def stop(

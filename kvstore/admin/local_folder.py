@@ -278,6 +278,17 @@ def _lock(descriptor: int, path: Path, deadline_s: float) -> None:
             return
 
 
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """An OSError of writing says which file it was: the system does so only where one is opened."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
@@ -290,5 +301,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace the file as a whole: a command that is killed leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with naming_file(path):
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

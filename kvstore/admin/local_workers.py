@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 
 from ..cluster.entities import ClusterMap, Node
 from .control_token import make_token_file
-from .local_folder import LocalFolder, NodeRecord
+from .local_folder import LocalFolder, NodeRecord, naming_file
 from .local_processes import LocalProcesses
 from .node_process import GC_WORKER, StopDeadlines
 from .node_start import CODE_ROOT, KILL_DEADLINE_S, NodeStartFailed, bind_known_ports
@@ -51,7 +51,8 @@ class LocalWorkers(LocalProcesses):
             for listener in listeners.values():
                 held.enter_context(listener)
             if nodes:
-                make_token_file(self._folder.token_path)
+                with naming_file(self._folder.token_path):
+                    make_token_file(self._folder.token_path)
             for node in nodes:
                 self._spawn(node, listeners.get(node.name))
 

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from .quantities import format_size
 LISTEN_BACKLOG = 512
 LOG_TAIL_LINES = 12
 LOG_TAIL_BYTES = 8 << 10
+FULL_BYTES = 4 << 10
 READY_LINE_BYTES_MAX = 4096
 KILL_DEADLINE_S = 10.0
 
@@ -247,8 +249,18 @@ def _late(nodes: Sequence[StartingNode], deadline_s: float) -> NodeStartFailed:
 def _failed(node: StartingNode, detail: str, *, exit_code: int = ExitCode.NODE) -> NodeStartFailed:
     lines = read_tail(node.log_path, node.log_offset)
     shown = f"; the end of {node.log_path}:" if lines else f"; {node.log_path} has no more"
+    if not lines and _is_full(node.log_path):
+        shown = f"; {node.log_path} says nothing, because its disk is full: make room there"
     text = "\n".join([f"{detail}{shown}", *(f"  {line}" for line in lines)])
     return NodeStartFailed(node.name, text, exit_code=exit_code, noun=node.noun)
+
+
+def _is_full(path: Path) -> bool:
+    """Whether the disk of a file has no room for another page of it."""
+    try:
+        return shutil.disk_usage(path).free < FULL_BYTES
+    except OSError:
+        return False
 
 
 def read_tail(path: Path, offset: int) -> list[str]:

@@ -9,7 +9,7 @@ from ..errors import InvalidArgument
 from .control_options import ControlOption, JsonOption, TokenFileOption, WaitOption
 from .exit_codes import ExitCode
 from .output import write_json, write_result, write_table
-from .quantities import format_duration, format_ratio, format_size
+from .quantities import count_of, format_duration, format_ratio, format_size
 
 if TYPE_CHECKING:
     from ..cluster.entities import ClusterMap
@@ -89,7 +89,7 @@ def status(
     asked = asyncio.run(_ask(cluster, wait_s, token_file, control))
     found, workers, agents, cluster_map = asked
     page = find_web_page(cluster_map, cluster, token_file, workers, control)
-    engines = find_engines(cluster)
+    engines = find_engines(cluster, wait_s)
     if is_json:
         more = {
             "agents": agents.render_json(),
@@ -184,10 +184,17 @@ def _write(
         for target in node.targets
         if target.is_lost
     ]
+    problems += [
+        f"{node.node}: {count_of(node.refused_shards, 'shard')} not stored since it started, for"
+        " want of room"
+        for node in found.nodes
+        if node.refused_shards
+    ]
     if workers.remark:
         problems.append(workers.remark)
     last = [describe_classes(found), workers.redundancy.describe(), describe_policy(found)]
     problems += agents.problems()
+    problems += [line for engine in engines for line in engine.problems()]
     last.append(workers.describe())
     last += [agents.describe()] if agents.agents else []
     last += [] if page is None else [page.describe()]

@@ -2,18 +2,19 @@
 
 import shutil
 import signal
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import InvalidArgument
 from .control_options import JsonOption
-from .engine_plan import name_engines, parse_engines
+from .engine_plan import parse_engines
 from .folder_option import parse_folder
 from .local_engines import LocalEngines
-from .local_folder import LocalFolder
+from .local_folder import LocalEngineOptions, LocalFolder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
 from .quantities import count_of, format_size, parse_code, parse_size_bytes
@@ -135,12 +136,8 @@ def up(
     memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
     """
     engine_counts = None if engines is None else parse_engines(engines)
-    has_engines = engine_counts is not None or bool(
-        name_engines(LocalFolder(folder).read_engine_options())
-    )
-    if has_engines or model is not None:
-        # Their mistakes, before anything is made.
-        LocalEngines(LocalFolder(folder)).plan(engine_counts, model)
+    # Their mistakes, before anything is made.
+    has_engines = _check_engines(folder, engine_counts, model)
     wishes = LocalWishes(
         nodes=nodes,
         code=None if code is None else parse_code("--code", code),
@@ -166,20 +163,39 @@ def up(
     cluster, started = LocalCluster.bring_up(
         folder, wishes, options, agent_options, gc=not is_without_gc, deadline_s=wait_s
     )
-    if has_engines:
-        sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
-        started += cluster.engines.bring_up(
-            engine_counts, model, agents=sockets, deadline_s=3 * wait_s
-        )
-    if is_foreground:
-        _stay(cluster, started, is_json=is_json)
-    else:
-        report(cluster, started, is_json=is_json)
+    # In the foreground it ends with this command, whatever ends that.
+    with cluster if is_foreground else nullcontext():
+        if has_engines:
+            sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
+            started += cluster.engines.bring_up(
+                engine_counts, model, agents=sockets, deadline_s=3 * wait_s
+            )
+        if is_foreground:
+            _stay(cluster, started, is_json=is_json)
+        else:
+            report(cluster, started, is_json=is_json)
+
+
+def _check_engines(folder: Path, counts: LocalEngineOptions | None, model: Path | None) -> bool:
+    """Whether engines are to run. Raises InvalidArgument if those asked for now cannot; of those of
+    before it is said, and the rest is started without them."""
+    engines = LocalEngines(LocalFolder(folder))
+    is_asked = counts is not None or model is not None
+    if not is_asked and not engines.wanted:
+        return False
+    try:
+        engines.plan(counts, model)
+    except InvalidArgument as error:
+        if is_asked:
+            raise
+        write_remark(f"the engines are not started: {error}")
+        return False
+    return True
 
 
 def _stay(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
-    """Report, wait for Ctrl-C or SIGTERM, and stop the cluster."""
-    with cluster, suppress(KeyboardInterrupt):
+    """Report, and wait for Ctrl-C or SIGTERM."""
+    with suppress(KeyboardInterrupt):
         report(cluster, started, is_json=is_json)
         while True:
             signal.pause()
@@ -220,7 +236,13 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
 
 def _row(one: "Node | Entrypoint", pid: int | None, *, is_started: bool) -> list[str]:
     """The cells of a node or an agent, in the order of COLUMNS."""
-    return [one.name, "started" if is_started else "was running", str(pid), one.address]
+    return [one.name, *_state_and_pid(pid, is_started=is_started), one.address]
+
+
+def _state_and_pid(pid: int | None, *, is_started: bool) -> tuple[str, str]:
+    if pid is None:
+        return "down", "-"
+    return "started" if is_started else "was running", str(pid)
 
 
 def _report_agents(cluster: "LocalCluster", started: list[str]) -> None:
@@ -245,8 +267,7 @@ def _report_engines(cluster: "LocalCluster", started: list[str]) -> None:
     rows = [
         [
             one.name,
-            "started" if one.name in started else "was running",
-            str(cluster.engines.pid(one.name)),
+            *_state_and_pid(cluster.engines.pid(one.name), is_started=one.name in started),
             one.role,
             str(cluster.engines.socket(one.name)),
         ]

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ..agent_messages import RunLeased, WindowFetched
 from ..arena.allocator import RangeAllocator
 from ..arena.region import ArenaRegion, RunMemory
+from ..arena.run_layout import RunCode
 from ..arena.wakeup import make_wakeup
 from ..errors import InvalidArgument
 from ..layout import BlockLayout
@@ -20,6 +21,8 @@ from .window_run import gather_record, space_for_record, spread_record
 
 log = logging.getLogger(__name__)
 
+QUARANTINE_INTERVAL_S = 0.25
+"""A run whose quarantine is over is free so much later at most."""
 NO_RUN = RunLeased(run=0, offset=0, blocks=0)
 RecordFetch: TypeAlias = Callable[[memoryview, float], Awaitable[WindowOutcome]]
 """Brings a record into memory, within seconds."""
@@ -38,7 +41,14 @@ class ArenaRuns:
         self.book = LeaseBook(RangeAllocator(region.size_bytes), _close_waker, clock=clock)
 
     def ask(
-        self, *, owner: int, namespace: int, layout: BlockLayout, blocks: int, is_window: bool
+        self,
+        *,
+        owner: int,
+        namespace: int,
+        layout: BlockLayout,
+        blocks: int,
+        is_window: bool,
+        code: RunCode | None = None,
     ) -> LeaseRequest:
         """A wish for a run; it may be settled at once."""
         wish = LeaseRequest(
@@ -47,6 +57,7 @@ class ArenaRuns:
             blocks=blocks,
             namespace=namespace,
             is_window=is_window,
+            code=code,
         )
         self.book.ask(wish)
         return wish
@@ -85,9 +96,20 @@ class ArenaRuns:
         # What an earlier fetch of somebody else has noted there must not count for this one.
         layout = lease.layout
         self.memory(lease).view[: layout.table_bytes] = bytes(layout.table_bytes)
-        leased = RunLeased(run=lease.number, offset=lease.offset, blocks=layout.blocks)
+        leased = RunLeased(
+            run=lease.number,
+            offset=lease.offset,
+            blocks=layout.blocks,
+            code=(0, 0) if layout.code is None else layout.code,
+        )
         # Nobody has the reading end but the session, once it is sent.
         return Reply(leased, reader, is_descriptor_given=True)
+
+    async def run(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Looks for runs whose quarantine is over, until it is cancelled."""
+        while True:
+            await sleep(QUARANTINE_INTERVAL_S)
+            self.book.end_quarantine()
 
     def memory(self, lease: Lease) -> RunMemory:
         """The bytes of a run."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arena.region import ArenaRegion
+from ..arena.run_layout import RunCode
 from ..client.store_client import StoreClient
 from ..cluster.address import host_of, is_loopback
 from ..socket_file import SocketFile
@@ -136,7 +137,8 @@ class Agent:
         if self._workers is not None:
             await self._workers.start()
         if self._arena is not None:
-            loops += [self._arena.queue.run(), self._arena.offers.run(place.sleep)]
+            arena = self._arena
+            loops += [arena.queue.run(), arena.offers.run(place.sleep), arena.runs.run(place.sleep)]
         self._windows.start()
         self._tasks = [group.create_task(loop) for loop in loops]
         self._server = UnixServer(
@@ -272,6 +274,7 @@ class Agent:
         peers = Peers(cluster=cluster, loop=place.loop, clock=place.clock)
         return ArenaParts(
             descriptor=arena.descriptor,
+            code=RunCode(self._store.map.code.k, self._store.map.code.m),
             runs=runs,
             jobs=self._workers,
             queue=StoreQueue(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from ..arena.progress import ProgressWriter
-from ..arena.region import ArenaRegion, RunMemory
+from ..arena.region import ArenaRegion
 from ..arena.run_layout import RunLayout
 from ..arena.wakeup import Waker
 from ..client.results import FetchEnd, FetchResult, SaveResult
@@ -51,7 +51,8 @@ class RunningFetch:
 
     async def run(self, client: StoreClient, region: ArenaRegion) -> FetchResult:
         order = self._order
-        run = _run_memory(region, self._namespace, order)
+        layout = RunLayout(self._namespace.layout, order.run_blocks, order.code)
+        run = region.run(order.run_offset, layout)
         self._progress = ProgressWriter(run, order.piece)
         return await client.fetch_run(
             self._namespace,
@@ -60,6 +61,7 @@ class RunningFetch:
             first_block=order.first_block,
             place=order.place,
             is_by_layer=order.is_by_layer,
+            is_left_to_reader=order.is_left_to_reader,
             on_ready=self._note_ready,
             deadline_s=order.deadline_s,
         )
@@ -96,10 +98,11 @@ class RunningSave:
 
     async def run(self, client: StoreClient, region: ArenaRegion) -> SaveResult:
         order = self._order
+        layout = RunLayout(self._namespace.layout, order.run_blocks)
         return await client.save_run(
             self._namespace,
             split_keys(order.keys),
-            _run_memory(region, self._namespace, order),
+            region.run(order.run_offset, layout),
             first_block=order.first_block,
             ttl_class=order.ttl_class,
             deadline_s=order.deadline_s,
@@ -203,9 +206,3 @@ class JobRunner:
         self._usage.cpu_s = self._cpu_clock()
         self._usage.counters = self._client.counters
         return self._usage
-
-
-def _run_memory(
-    region: ArenaRegion, namespace: Namespace, order: FetchPiece | SavePiece
-) -> RunMemory:
-    return region.run(order.run_offset, RunLayout(namespace.layout, order.run_blocks))

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from ..agent_messages import HEAD, MESSAGE_BYTES_MAX
+from ..arena.run_layout import RunCode, RunLayout
 from ..client.results import ClientCounters
 from ..errors import InvalidArgument
 from ..key import KEY_BYTES, Namespace
@@ -45,6 +46,8 @@ class RunJob:
     run_offset: int
     run_blocks: int
     deadline_s: float
+    code: RunCode | None = None
+    """Of the parity that the run has room for."""
 
     def __post_init__(self) -> None:
         if len(self.keys) % KEY_BYTES:
@@ -63,6 +66,10 @@ class RunJob:
             )
 
     @property
+    def run_layout(self) -> RunLayout:
+        return RunLayout(self.namespace.layout, self.run_blocks, self.code)
+
+    @property
     def end_block(self) -> int:
         return len(self.keys) // KEY_BYTES
 
@@ -73,9 +80,20 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchJob(RunJob):
-    """Blocks from the nodes into a run."""
+    """Blocks from the nodes into a run. Raises InvalidArgument, too, if what is lost is to be left
+    to the reader of a run that has no room for parity (`code`), or not in layer order."""
 
     is_by_layer: bool
+    is_left_to_reader: bool = False
+
+    def __post_init__(self) -> None:
+        super(FetchJob, self).__post_init__()
+        if self.is_left_to_reader and (self.code is None or not self.is_by_layer):
+            raise InvalidArgument(
+                "is_left_to_reader",
+                given="true",
+                expected="false, or a fetch in layer order into a run with room for parity",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +156,9 @@ class FetchPiece(Order, kw_only=True):
     piece: int
     is_by_layer: bool
     deadline_s: float
+    is_left_to_reader: bool = False
+    code: RunCode | None = None
+    """Of the parity that the run has room for."""
 
 
 class SavePiece(Order, kw_only=True):

@@ -2,7 +2,9 @@
 
 A run is leased to a session, and goes back when the session ends, or when it hands the run over to
 be saved and that is done. While a job works in a run it is not given to anybody else, whatever
-happens to its session. A run that is offered belongs to no session until one takes it.
+happens to its session. A run that is offered belongs to no session until one takes it. One whose
+session has ended is kept from others for a while: a process that lost its connection has the memory
+still, and may be in the middle of a copy.
 
     leased <-> fetching         begin_fetch, end_fetch
     leased  -> (free)           release
@@ -10,6 +12,8 @@ happens to its session. A run that is offered belongs to no session until one ta
     leased  -> storing          begin_store, when the run leaves its session; free at end_store
     leased  -> offered          begin_offer, when the run leaves its session; free at end_offer
     offered -> leased           take, by whatever session
+    leased  -> quarantined      end_owner; free at end_quarantine
+    releasing -> quarantined    end_fetch, if it was end_owner that released it
 
 Who finds the arena full waits in line. Nobody is overtaken in his first second, so that a large
 request is not starved by small ones. Who has waited longer is overtaken by whoever fits: a request
@@ -20,13 +24,13 @@ gets his run when it fits; when his time is up, he gets what fits at that moment
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from ..arena.allocator import RangeAllocator
-from ..arena.run_layout import RUN_BLOCKS_MAX, RunLayout
+from ..arena.run_layout import RUN_BLOCKS_MAX, RunCode, RunLayout
 from ..arena.wakeup import Waker
 from ..layout import BlockLayout
 
@@ -37,6 +41,11 @@ RUNS_MAX = 16_384
 PATIENCE_S = 1.0
 """So long nobody is overtaken in line."""
 
+QUARANTINE_S = 2.0
+"""From the end of its session until a run is free. A process that is alive learns of that end in a
+moment, and looks whether a run is its own before each section that it copies, which takes some tens
+of milliseconds at most."""
+
 
 class RunState(Enum):
     LEASED = "leased"
@@ -46,6 +55,8 @@ class RunState(Enum):
     """Another session may take it."""
     RELEASING = "releasing"
     """Its session has no use for it, but a job still works in it."""
+    QUARANTINED = "quarantined"
+    """Its session ended while it had it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +72,8 @@ class Lease:
     owner: int | None
     """Number of the session; None for a run that is being saved, is offered or was given up."""
     state: RunState = RunState.LEASED
+    is_orphan: bool = False
+    """Its session ended while it had it: nobody said that he is done with the memory."""
     waker: Waker | None = None
     """Until the session was told of the run there is none."""
     cancel_job: Callable[[], object] | None = None
@@ -76,6 +89,8 @@ class LeaseRequest:
     blocks: int
     namespace: int
     is_window: bool
+    code: RunCode | None = None
+    """Of the parity that it is to have room for."""
     lease: Lease | None = None
     asked_s: float = 0.0
     run_bytes: int = 0
@@ -86,14 +101,16 @@ class LeaseRequest:
     """Called when that becomes so while the request waits."""
 
 
-def choose_blocks_that_fit(layout: BlockLayout, blocks: int, room_bytes: int) -> int:
+def choose_blocks_that_fit(
+    layout: BlockLayout, blocks: int, room_bytes: int, code: RunCode | None = None
+) -> int:
     """The most blocks, at most `blocks`, whose run fits in `room_bytes`; 0 if not even one does."""
     low, high = 0, min(blocks, RUN_BLOCKS_MAX, room_bytes // layout.block_bytes)
-    if high and RunLayout(layout, high).run_bytes <= room_bytes:
+    if high and RunLayout(layout, high, code).run_bytes <= room_bytes:
         return high  # as a rule: a run layout of many sections takes a while to lay out
     while low < high:
         middle = (low + high + 1) // 2
-        if RunLayout(layout, middle).run_bytes <= room_bytes:
+        if RunLayout(layout, middle, code).run_bytes <= room_bytes:
             low = middle
         else:
             high = middle - 1
@@ -122,6 +139,8 @@ class LeaseBook:
         self._by_owner: dict[int, dict[int, Lease]] = {}
         self._waiting: OrderedDict[int, LeaseRequest] = OrderedDict()
         self._waiting_by_owner: dict[int, dict[int, LeaseRequest]] = {}
+        self._quarantined: deque[tuple[float, Lease]] = deque()
+        """With the time at which each is free, the first one first."""
         self._last_number = 0
         self._least_waiting_bytes = sys.maxsize
         """Nobody in line needs less."""
@@ -177,12 +196,14 @@ class LeaseBook:
         A request for more than the whole arena can hold is made as small as that. One for which
         not even a single block would fit is settled without a lease.
         """
-        request.blocks = choose_blocks_that_fit(request.layout, request.blocks, self.size_bytes)
+        request.blocks = choose_blocks_that_fit(
+            request.layout, request.blocks, self.size_bytes, request.code
+        )
         if request.blocks == 0:
             request.is_settled = True
             return
         request.asked_s = self._clock()
-        request.run_bytes = RunLayout(request.layout, request.blocks).run_bytes
+        request.run_bytes = RunLayout(request.layout, request.blocks, request.code).run_bytes
         if self._may_overtake() and self._try_grant(request, request.blocks):
             return
         self._least_waiting_bytes = min(self._least_waiting_bytes, request.run_bytes)
@@ -195,7 +216,7 @@ class LeaseBook:
             return
         self._leave_line(request)
         layout, room_bytes = request.layout, self.largest_free_bytes
-        blocks = choose_blocks_that_fit(layout, request.blocks, room_bytes)
+        blocks = choose_blocks_that_fit(layout, request.blocks, room_bytes, request.code)
         if not blocks or not self._try_grant(request, blocks):
             request.is_settled = True
         self.serve_line()
@@ -234,7 +255,7 @@ class LeaseBook:
         assert lease.state in (RunState.FETCHING, RunState.RELEASING), lease.state
         lease.cancel_job = None
         if lease.state is RunState.RELEASING:
-            self._free(lease)
+            self._let_go(lease)
         else:
             lease.state = RunState.LEASED
 
@@ -273,7 +294,7 @@ class LeaseBook:
         """The session has no use for the run. A job in it is told to end, and then it is free."""
         self._leave_owner(lease)
         if lease.state is RunState.LEASED:
-            self._free(lease)
+            self._let_go(lease)
             return
         assert lease.state is RunState.FETCHING, lease.state
         assert lease.cancel_job is not None
@@ -281,20 +302,29 @@ class LeaseBook:
         lease.cancel_job()
 
     def end_owner(self, owner: int) -> None:
-        """The session is gone: what it has is released, what it waits for is not wanted."""
+        """The session is gone: what it has is released, and free after QUARANTINE_S; what it waits
+        for is not wanted."""
         for request in list(self._waiting_by_owner.get(owner, {}).values()):
             self._leave_line(request)
             request.is_settled = True
         for lease in list(self._by_owner.get(owner, {}).values()):
+            lease.is_orphan = True
             self.release(lease)
         self.serve_line()
+
+    def end_quarantine(self) -> None:
+        """Frees the runs whose time in quarantine is up. To be called every now and then."""
+        now_s = self._clock()
+        while self._quarantined and self._quarantined[0][0] <= now_s:
+            _, lease = self._quarantined.popleft()
+            self._free(lease)
 
     # Inside ---------------------------------------------------------------------------------------
 
     def _try_grant(self, request: LeaseRequest, blocks: int) -> bool:
         if len(self._leases) >= self._runs_max:
             return False
-        layout = RunLayout(request.layout, blocks)
+        layout = RunLayout(request.layout, blocks, request.code)
         offset = self._allocator.allocate(layout.run_bytes)
         if offset is None:
             return False
@@ -312,6 +342,14 @@ class LeaseBook:
         request.lease = lease
         request.is_settled = True
         return True
+
+    def _let_go(self, lease: Lease) -> None:
+        """No job works in the run, and no session has it."""
+        if not lease.is_orphan:
+            self._free(lease)
+            return
+        lease.state = RunState.QUARANTINED
+        self._quarantined.append((self._clock() + QUARANTINE_S, lease))
 
     def _free(self, lease: Lease) -> None:
         del self._leases[lease.number]

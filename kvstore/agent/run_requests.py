@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from .. import agent_messages as m
+from ..arena.run_layout import RunCode
 from ..client.arguments import check_ttl_class
 from ..client.results import FetchEnd
 from ..errors import InvalidArgument
@@ -40,9 +41,11 @@ SECTION_COST_BYTES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaParts:
-    """What is there in an agent that moves bytes. `descriptor`: of the arena."""
+    """What is there in an agent that moves bytes. `descriptor`: of the arena; `code`: of the
+    cluster."""
 
     descriptor: int
+    code: RunCode
     runs: ArenaRuns
     jobs: Jobs
     queue: StoreQueue
@@ -79,13 +82,18 @@ class RunRequests:
             self._arena.runs.book.end_owner(session.number)
 
     def lease_run(self, session: Session, request: m.LeaseRun) -> Reply | Running:
-        runs = self.use_arena().runs
+        arena = self.use_arena()
+        runs = arena.runs
         opened = find_namespace(session, request.namespace)
         layout = opened.namespace.layout
         if request.is_window:
             layout = window_layout_of(opened)
             if request.blocks != 1:
                 raise InvalidArgument("blocks", given=request.blocks, expected="1, a window record")
+        if request.is_window and request.has_parity_room:
+            raise InvalidArgument(
+                "has_parity_room", given="true", expected="false for a window record"
+            )
         require_lease_room(runs.book, session, self._bounds)
         wish = runs.ask(
             owner=session.number,
@@ -93,6 +101,7 @@ class RunRequests:
             layout=layout,
             blocks=request.blocks,
             is_window=request.is_window,
+            code=arena.code if request.has_parity_room else None,
         )
         if wish.is_settled:
             return runs.reply_of(wish)
@@ -116,6 +125,8 @@ class RunRequests:
             run_blocks=lease.layout.blocks,
             deadline_s=request.deadline_s,
             is_by_layer=request.is_by_layer,
+            is_left_to_reader=request.is_left_to_reader,
+            code=lease.layout.code,
         )
 
         async def work() -> Reply:

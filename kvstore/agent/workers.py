@@ -15,7 +15,6 @@ from typing import Any
 from ..agent_messages import FetchEnded, StoreEnded
 from ..arena.progress import ProgressWriter, begin_table, clear_table
 from ..arena.region import ArenaRegion, RunMemory
-from ..arena.run_layout import RunLayout
 from ..arena.wakeup import Waker
 from ..client.results import FetchEnd
 from ..cluster.placement import SPAN_BLOCKS
@@ -174,7 +173,7 @@ class WorkerPool:
         }
 
     def _run_memory(self, job: FetchJob | StoreJob) -> RunMemory:
-        return self._region.run(job.run_offset, RunLayout(job.namespace.layout, job.run_blocks))
+        return self._region.run(job.run_offset, job.run_layout)
 
     def _fetch_tasks(
         self, job: FetchJob, pieces: Sequence[PlannedPiece], waker: Waker, due_s: float
@@ -234,6 +233,8 @@ def _fetch_order(
         place=piece.first - job.first_block,
         piece=number,
         is_by_layer=job.is_by_layer,
+        is_left_to_reader=job.is_left_to_reader,
+        code=job.code,
         deadline_s=job.deadline_s,
     )
 

@@ -16,6 +16,7 @@ import struct
 from itertools import pairwise
 
 from ..errors import StoreError
+from .losses import clear_losses
 from .region import RunMemory
 from .run_layout import (
     PIECE_HEAD_BYTES,
@@ -67,6 +68,7 @@ def begin_table(run: RunMemory, pieces: list[tuple[int, int]]) -> None:
     assert all(before[1] == after[0] for before, after in pairwise(pieces)), pieces
     assert all(0 <= first < end <= run.layout.blocks for first, end in pieces), pieces
     layout = run.layout
+    clear_losses(run)
     run.view[: layout.table_bytes] = bytes(layout.table_bytes)
     for number, (first, end) in enumerate(pieces):
         at = TABLE_HEAD_BYTES + number * layout.piece_row_bytes

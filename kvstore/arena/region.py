@@ -108,6 +108,11 @@ class RunMemory:
         start, end = self.layout.section_range(section)
         return self.view[start:end]
 
+    def parity(self, first: int, end: int) -> memoryview:
+        """The parity shards of the blocks `first` to `end`, of a run with room for them."""
+        start, stop = self.layout.parity_range(first, end)
+        return self.view[start:stop]
+
     def part(self, section: int, block: int) -> memoryview:
         """A section of one block."""
         start = self.layout.place(section, block)

@@ -1,6 +1,7 @@
 """How a run of blocks lies in the arena: layer-major, so that an engine moves one range a layer.
 
     run | progress table | section 0 of all blocks | section 1 of all blocks | ... | last section |
+        | parity of all blocks | losses of all blocks |       only in a run with room for parity
 
 Section s of block b lies at `section_offsets[s] + b * section bytes`. Pure: no memory is touched.
 The format is docs/formats/arena.md.
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import InvalidArgument
-from ..layout import BlockLayout
+from ..layout import BlockLayout, shard_bytes
 
 RUN_ALIGN_BYTES = 4096
 """Runs begin and end at pages."""
@@ -24,6 +25,25 @@ RUN_PIECES_MAX = 16
 TABLE_HEAD_BYTES = 64
 PIECE_HEAD_BYTES = 64
 READY_BYTES = 8
+LOSS_HEAD_BYTES = 16
+LOSS_ALIGN_BYTES = 8
+
+
+class RunCode(NamedTuple):
+    """The code k + m of the shards that a run has room for beside the blocks' sections."""
+
+    k: int
+    m: int
+
+    def parity_bytes(self, layout: BlockLayout) -> int:
+        """Of the parity shards of one block."""
+        return self.m * shard_bytes(layout.block_bytes, self.k)
+
+    @property
+    def loss_bytes(self) -> int:
+        """Of what is noted of one block: a head, and for each data shard a checksum and the number
+        of the shard that is there for it."""
+        return _round_up(LOSS_HEAD_BYTES + 9 * self.k, LOSS_ALIGN_BYTES)
 
 
 class Piece(NamedTuple):
@@ -44,8 +64,13 @@ class RunLayout:
 
     layout: BlockLayout
     blocks: int
+    code: RunCode | None = None
+    """None: there is no room for parity."""
     table_bytes: int = field(init=False, compare=False)
     section_offsets: tuple[int, ...] = field(init=False, compare=False)
+    parity_offset: int = field(init=False, compare=False)
+    losses_offset: int = field(init=False, compare=False)
+    """Both are the end of the last section where there is no room for parity."""
     run_bytes: int = field(init=False, compare=False)
     """Of the whole run, a multiple of 4,096."""
 
@@ -63,6 +88,12 @@ class RunLayout:
             at = _round_up(at + section.bytes * self.blocks, SECTION_ALIGN_BYTES)
         object.__setattr__(self, "table_bytes", table_bytes)
         object.__setattr__(self, "section_offsets", tuple(offsets))
+        object.__setattr__(self, "parity_offset", at)
+        if self.code is not None:
+            at += self.code.parity_bytes(self.layout) * self.blocks
+        object.__setattr__(self, "losses_offset", at)
+        if self.code is not None:
+            at += self.code.loss_bytes * self.blocks
         object.__setattr__(self, "run_bytes", _round_up(at, RUN_ALIGN_BYTES))
 
     @property
@@ -79,6 +110,13 @@ class RunLayout:
     def place(self, section: int, block: int) -> int:
         """Where a section of one block begins."""
         return self.section_offsets[section] + block * self.layout.sections[section].bytes
+
+    def parity_range(self, first: int, end: int) -> tuple[int, int]:
+        """First byte and end of the parity of the blocks `first` to `end`: of each block its m
+        shards, one after the other. Of a run with room for it."""
+        assert self.code is not None, self
+        size = self.code.parity_bytes(self.layout)
+        return self.parity_offset + first * size, self.parity_offset + end * size
 
     def cut(self, start: int, end: int) -> list[Piece]:
         """Bytes [start, end) of a block, cut at the borders of its sections."""

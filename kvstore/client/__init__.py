@@ -1,5 +1,6 @@
 """The public surface of the block store, for engines and tools."""
 
+from ..arena.losses import BlockLoss
 from ..key import KeyChain, Namespace
 from ..layout import BlockLayout, Section
 from .agent_blocking import BlockingAgentClient
@@ -8,6 +9,7 @@ from .agent_results import PromptMatch, RunOffer, RunOperation
 from .arena_run import ArenaRun
 from .blocking import BlockingStoreClient
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
+from .run_rebuild import check_rebuilt, rebuild_in_run
 from .statistics import NodeReport
 from .store_client import StoreClient
 
@@ -15,6 +17,7 @@ __all__ = [
     "AgentClient",
     "ArenaRun",
     "BlockLayout",
+    "BlockLoss",
     "BlockingAgentClient",
     "BlockingStoreClient",
     "ClientCounters",
@@ -29,4 +32,6 @@ __all__ = [
     "SaveResult",
     "Section",
     "StoreClient",
+    "check_rebuilt",
+    "rebuild_in_run",
 ]

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import numpy as np
 
 from ..agent_messages import KEYS_PER_MESSAGE_MAX, OFFER_TTL_S_MAX, TICKET_BYTES
-from ..arena.run_layout import RUN_BLOCKS_MAX
+from ..arena.run_layout import RUN_BLOCKS_MAX, RunCode
 from ..errors import InvalidArgument
 from ..key import NAMESPACE_ID_BYTES, Namespace, TokenIds
 from ..layout import BlockLayout, whole_number
@@ -21,6 +21,8 @@ DEADLINE_S_MAX = 3600.0
 """The longest that an agent takes; longer ones are cut to it."""
 FINGERPRINT_BYTES = 32
 HOST_CHARS_MAX = 64
+CODE_SHARDS_MAX = 32
+"""docs/formats/erasure-code.md."""
 CLIENT_NAME_MAX = 128
 """Characters: `agent_messages.ShortName`."""
 
@@ -73,6 +75,17 @@ def check_leased_blocks(blocks: int, *, least: int, asked: int) -> None:
     """An agent leases what was asked for, or less if that was allowed."""
     if not least <= blocks <= asked:
         raise InvalidArgument("leased blocks", given=blocks, expected=f"{least} to {asked}")
+
+
+def check_leased_code(code: tuple[int, int]) -> RunCode | None:
+    """The code of the parity that a leased run has room for, if it has."""
+    if code == (0, 0):
+        return None
+    if not all(1 <= shards <= CODE_SHARDS_MAX for shards in code):
+        raise InvalidArgument(
+            "code of a leased run", given=code, expected=f"k and m from 1 to {CODE_SHARDS_MAX}"
+        )
+    return RunCode(*code)
 
 
 def check_offer(offer: RunOffer) -> None:

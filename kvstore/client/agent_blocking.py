@@ -17,6 +17,7 @@ from .agent_client import STATUS_DEADLINE_S, AgentClient
 from .agent_link import check_socket_path
 from .agent_results import PromptMatch, RunOffer, RunOperation, WindowFetch
 from .arena_run import ArenaRun
+from .arguments import Rebuild
 from .blocking import BlockingStoreCalls
 from .results import FetchResult, SaveResult
 
@@ -84,12 +85,18 @@ class BlockingAgentClient(BlockingStoreCalls[AgentClient]):
     # Runs ---------------------------------------------------------------------------------------
 
     def lease_run(
-        self, namespace: Namespace, blocks: int, *, deadline_s: float = 1.0
+        self,
+        namespace: Namespace,
+        blocks: int,
+        *,
+        has_parity_room: bool = False,
+        deadline_s: float = 1.0,
     ) -> ArenaRun | None:
         """See AgentClient.lease_run."""
-        return self._run(
-            self._client.lease_run(namespace, blocks, deadline_s=deadline_s), "lease_run"
+        lease = self._client.lease_run(
+            namespace, blocks, has_parity_room=has_parity_room, deadline_s=deadline_s
         )
+        return self._run(lease, "lease_run")
 
     def fetch_run(
         self,
@@ -99,6 +106,7 @@ class BlockingAgentClient(BlockingStoreCalls[AgentClient]):
         *,
         first_block: int = 0,
         is_by_layer: bool = True,
+        rebuild: Rebuild = "agent",
         deadline_s: float = 2.0,
     ) -> RunOperation[FetchResult]:
         """See AgentClient.fetch_run. Begins it; `join` of what is returned gives the result."""
@@ -110,6 +118,7 @@ class BlockingAgentClient(BlockingStoreCalls[AgentClient]):
                 run,
                 first_block=first_block,
                 is_by_layer=is_by_layer,
+                rebuild=rebuild,
                 deadline_s=deadline_s,
             )
 

@@ -40,7 +40,7 @@ from ..agent_messages import (
 from ..errors import ProtocolError
 from ..key import ImageSpan, Namespace, TokenIds
 from .agent_arguments import bound_deadline, check_chain, is_key_chain
-from .agent_results import PromptMatch
+from .agent_results import PromptMatch, find_match_problem
 from .agent_run_calls import AgentRunCalls
 from .arguments import (
     check_first_block,
@@ -150,7 +150,11 @@ class AgentClient(AgentRunCalls):
             return 0
         connection, number = await self._namespace(namespace, deadline_s)
         request = Match(namespace=number, keys=b"".join(keys), deadline_s=deadline_s)
-        return (await connection.session.ask(request, Matched, deadline_s)).blocks
+        found = (await connection.session.ask(request, Matched, deadline_s)).blocks
+        if found > len(keys):
+            what = f"{found} blocks of {len(keys)} are there"
+            raise connection.session.end_of_nonsense(what)
+        return found
 
     def hash_prompt(
         self, namespace: Namespace, token_ids: TokenIds, images: Iterable[ImageSpan] = ()
@@ -180,6 +184,8 @@ class AgentClient(AgentRunCalls):
             deadline_s=deadline_s,
         )
         found = await connection.session.ask(request, PromptMatched, deadline_s)
+        if problem := find_match_problem(found, blocks=len(prompt.keys)):
+            raise connection.session.end_of_nonsense(f"matched a prompt: {problem}")
         return PromptMatch(
             matched_blocks=found.matched_blocks,
             hit_tokens=found.hit_tokens,

@@ -8,7 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..policy import HitPlan
+from ..agent_messages import PromptMatched
+from ..layout import BLOCK_TOKENS
+from ..policy import WINDOW_TOKENS, HitPlan
 
 ResultT = TypeVar("ResultT")
 
@@ -41,6 +43,22 @@ class PromptMatch:
             replay_tokens=self.replay_tokens,
             window_anchor=self.window_anchor,
         )
+
+
+def find_match_problem(found: PromptMatched, *, blocks: int) -> str:
+    """What of an agent's answer about a prompt of so many full blocks cannot be; empty if all of
+    it can."""
+    hit_tokens, replay_tokens = found.hit_tokens, found.replay_tokens
+    used_tokens = hit_tokens + replay_tokens
+    if found.matched_blocks > blocks:
+        return f"{found.matched_blocks} blocks of {blocks} are there"
+    if hit_tokens % BLOCK_TOKENS or replay_tokens not in (0, WINDOW_TOKENS):
+        return f"a hit of {hit_tokens} tokens and {replay_tokens} to replay"
+    if used_tokens > found.matched_blocks * BLOCK_TOKENS:
+        return f"{used_tokens} tokens of {found.matched_blocks} blocks"
+    if found.window_anchor not in (None, hit_tokens) or found.window_anchor == 0:
+        return f"window state at {found.window_anchor} for a hit of {hit_tokens} tokens"
+    return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

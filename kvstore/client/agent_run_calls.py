@@ -13,7 +13,7 @@ from .agent_arguments import bound_deadline, bound_ttl, check_chain, check_offer
 from .agent_link import OPEN_DEADLINE_S
 from .agent_results import RunOffer, RunOperation, WindowFetch
 from .arena_run import ArenaRun
-from .arguments import check_first_block, check_keys, check_ttl_class
+from .arguments import Rebuild, check_first_block, check_keys, check_ttl_class
 from .results import FetchResult, SaveResult
 
 if TYPE_CHECKING:
@@ -24,10 +24,16 @@ class AgentRunCalls(AgentAccess):
     """Leases, fetches into runs and saves out of them; offers; window state."""
 
     async def lease_run(
-        self, namespace: Namespace, blocks: int, *, deadline_s: float = 1.0
+        self,
+        namespace: Namespace,
+        blocks: int,
+        *,
+        has_parity_room: bool = False,
+        deadline_s: float = 1.0,
     ) -> ArenaRun | None:
         """Memory for `blocks` blocks, or for fewer if the arena has no more within the deadline;
-        None if it has none at all. Raises InvalidArgument, ClientClosed, AgentError."""
+        None if it has none at all. `has_parity_room`: also for their parity, which a fetch with
+        rebuild="reader" needs. Raises InvalidArgument, ClientClosed, AgentError."""
         self._check_open("lease_run")
         deadline_s = bound_deadline(deadline_s)
         return await self._runs.lease(
@@ -35,6 +41,7 @@ class AgentRunCalls(AgentAccess):
             namespace.layout,
             blocks,
             deadline_s=deadline_s,
+            has_parity_room=has_parity_room,
         )
 
     def fetch_run(
@@ -45,6 +52,7 @@ class AgentRunCalls(AgentAccess):
         *,
         first_block: int = 0,
         is_by_layer: bool = True,
+        rebuild: Rebuild = "agent",
         deadline_s: float = 2.0,
     ) -> RunOperation[FetchResult]:
         """Begin to read blocks `first_block` to the end of `keys` into a run, from its first block
@@ -52,7 +60,9 @@ class AgentRunCalls(AgentAccess):
         `await` of what is returned gives the result. To be called in the client's event loop.
 
         `is_by_layer`: the first section of all blocks before the second, and so on; else block
-        after block. Raises InvalidArgument, ClientClosed, AgentError.
+        after block. `rebuild`: with "reader" (in layer order) a section of a block counts as ready,
+        too, when data shards of the block are lost and all that is needed to rebuild them is there:
+        `run.losses` tells which blocks those are. Raises InvalidArgument, ClientClosed, AgentError.
         """
         self._check_open("fetch_run")
         check_chain(namespace, keys)
@@ -64,6 +74,7 @@ class AgentRunCalls(AgentAccess):
             run,
             first_block=first_block,
             is_by_layer=is_by_layer,
+            rebuild=rebuild,
             deadline_s=bound_deadline(deadline_s),
         )
 

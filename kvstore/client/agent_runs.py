@@ -25,11 +25,12 @@ from ..agent_messages import (
 from ..arena.run_layout import RunLayout
 from ..errors import AgentUnreachable, InvalidArgument, StoreError
 from ..layout import BlockLayout
-from .agent_arguments import check_leased_blocks, check_run_blocks
+from .agent_arguments import check_leased_blocks, check_leased_code, check_run_blocks
 from .agent_link import AgentConnection
 from .agent_results import RunOperation
 from .agent_session import AgentSession, Received
 from .arena_run import ArenaRun
+from .arguments import Rebuild, check_parity_room, check_rebuild
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
 
 LEASE_SHARE = 0.5
@@ -71,11 +72,16 @@ class AgentRuns:
         *,
         deadline_s: float,
         is_window: bool = False,
+        has_parity_room: bool = False,
     ) -> ArenaRun | None:
         """See AgentClient.lease_run."""
         check_run_blocks(blocks)
         request = LeaseRun(
-            namespace=namespace, blocks=blocks, deadline_s=deadline_s, is_window=is_window
+            namespace=namespace,
+            blocks=blocks,
+            deadline_s=deadline_s,
+            is_window=is_window,
+            has_parity_room=has_parity_room,
         )
         return await self.receive(connection, request, layout, blocks, deadline_s=deadline_s)
 
@@ -100,10 +106,11 @@ class AgentRuns:
                 raise AgentUnreachable(session.path, session.failure.detail)
             least = blocks if isinstance(request, TakeRun) else 1
             check_leased_blocks(leased.blocks, least=least, asked=blocks)
-            memory = region.run(leased.offset, RunLayout(layout, leased.blocks))
+            code = check_leased_code(leased.code)
+            memory = region.run(leased.offset, RunLayout(layout, leased.blocks, code))
         except InvalidArgument as error:
             os.close(received.descriptor)
-            raise self._end_of_nonsense(session, f"leased no run: {error}") from error
+            raise session.end_of_nonsense(f"leased no run: {error}") from error
         except AgentUnreachable:
             os.close(received.descriptor)
             raise
@@ -128,10 +135,14 @@ class AgentRuns:
         first_block: int,
         is_by_layer: bool,
         deadline_s: float,
+        rebuild: Rebuild = "agent",
     ) -> RunOperation[FetchResult]:
         """See AgentClient.fetch_run."""
         blocks = len(keys) - first_block
         connection.check_idle_run(run, layout, blocks)
+        is_left_to_reader = check_rebuild(rebuild)
+        if is_left_to_reader:
+            check_parity_room(run.memory, run.layout.code, is_by_layer=is_by_layer)
         outcome: Future[FetchResult] = Future()
         operation = RunOperation(outcome, f"fetch of {blocks} blocks into run {run.number}")
         if blocks == 0:
@@ -144,6 +155,7 @@ class AgentRuns:
             first_block=first_block,
             is_by_layer=is_by_layer,
             deadline_s=deadline_s,
+            is_left_to_reader=is_left_to_reader,
         )
         session = connection.session
         try:
@@ -202,7 +214,7 @@ class AgentRuns:
         def settle(received: asyncio.Future[Received]) -> None:
             self._saves.discard(received)
             try:
-                outcome.set_result(self._read_save(session, received.result()))
+                outcome.set_result(self._read_save(session, received.result(), blocks))
             except StoreError as error:
                 # Refused: then it did not take the run either.
                 session.release_run(run.number)
@@ -232,9 +244,9 @@ class AgentRuns:
         try:
             end = FetchEnd(ended.ended)
         except ValueError:
-            raise self._end_of_nonsense(session, f"a fetch ended by {ended.ended!r}") from None
+            raise session.end_of_nonsense(f"a fetch ended by {ended.ended!r}") from None
         if ended.blocks > asked:
-            raise self._end_of_nonsense(session, f"{ended.blocks} blocks of {asked} were fetched")
+            raise session.end_of_nonsense(f"{ended.blocks} blocks of {asked} were fetched")
         self._counters.blocks_fetched += ended.blocks
         self._counters.blocks_decoded += ended.decoded_blocks
         self._counters.shards_rejected += ended.rejected_shards
@@ -246,8 +258,11 @@ class AgentRuns:
             elapsed_s=ended.elapsed_s,
         )
 
-    def _read_save(self, session: AgentSession, received: Received) -> SaveResult:
+    def _read_save(self, session: AgentSession, received: Received, asked: int) -> SaveResult:
         ended = session.expect(received, StoreEnded)
+        told = ended.stored + ended.known + ended.failed + ended.dropped
+        if told != asked:
+            raise session.end_of_nonsense(f"told what became of {told} blocks of {asked}")
         self._counters.blocks_saved += ended.stored
         return SaveResult(
             stored=ended.stored,
@@ -256,9 +271,3 @@ class AgentRuns:
             degraded=ended.degraded,
             elapsed_s=ended.elapsed_s,
         )
-
-    def _end_of_nonsense(self, session: AgentSession, what: str) -> AgentUnreachable:
-        """An agent that says such a thing cannot be believed in anything else."""
-        error = AgentUnreachable(session.path, what)
-        session.close(error)
-        return AgentUnreachable(session.path, what)

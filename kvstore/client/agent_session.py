@@ -151,11 +151,15 @@ class AgentSession:
             os.close(received.descriptor)
         if isinstance(answer, Refused):
             raise AgentRefused(self.path, _describe_refusal(answer))
-        error = AgentUnreachable(
-            self.path, f"answered {type(answer).__name__} where {kind.__name__} was expected"
-        )
+        given, expected = type(answer).__name__, kind.__name__
+        raise self.end_of_nonsense(f"answered {given} where {expected} was expected")
+
+    def end_of_nonsense(self, what: str) -> AgentUnreachable:
+        """An agent that says such a thing cannot be believed in anything else: the connection ends,
+        with this error."""
+        error = AgentUnreachable(self.path, what)
         self.close(error)
-        raise error
+        return AgentUnreachable(self.path, what)
 
     def close(self, error: AgentError) -> None:
         """End the connection; whatever waits fails with `error`. May be called again."""

@@ -18,6 +18,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+from ..arena.losses import BlockLoss, read_losses
 from ..arena.progress import ProgressReader, clear_table, has_table
 from ..arena.region import RunMemory
 from ..arena.run_layout import RunLayout
@@ -110,6 +111,21 @@ class ArenaRun:
         if not 0 <= block < self.blocks:
             raise InvalidArgument("block", given=block, expected=f"0 to {self.blocks - 1}")
         return self._memory.part(section, block)
+
+    def losses(self, first: int, end: int) -> list[BlockLoss]:
+        """Which of the blocks `first` to `end` are to be rebuilt before they are used, of those
+        that have some section ready; after a fetch with rebuild="reader". Raises AgentError, and
+        StoreError if what stands in the run makes no sense."""
+        self._check()
+        return read_losses(self._memory, first, end)
+
+    def parity(self, first: int, end: int) -> memoryview:
+        """The parity shards of the blocks `first` to `end`: of each its m, one after the other. Of
+        a run that was leased with room for them."""
+        self._check()
+        if self.layout.code is None:
+            raise InvalidArgument("run", given="one without parity", expected="room for parity")
+        return self._memory.parity(first, end)
 
     # Readiness ----------------------------------------------------------------------------------
 

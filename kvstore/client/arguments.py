@@ -8,18 +8,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from erasure.code import BufferAddresses, ErasureError, addresses_of
 
 from ..arena.region import RunMemory
+from ..arena.run_layout import RunCode
 from ..errors import InvalidArgument
 from ..key import KEY_BYTES, Namespace
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+Rebuild: TypeAlias = Literal["agent", "reader"]
+"""Who makes lost data shards out of parity: the agent, or whoever reads the run."""
 
 _TTL_CLASS = re.compile(r"[a-z0-9_-]{1,16}")
 
@@ -75,6 +79,27 @@ def check_run(
             "place",
             given=f"{place!r} for {len(keys) - first_block} blocks",
             expected=f"room for them in a run of {run.layout.blocks} blocks",
+        )
+
+
+def check_rebuild(rebuild: Rebuild) -> bool:
+    """Is what is lost left to the reader?"""
+    if rebuild not in ("agent", "reader"):
+        raise InvalidArgument("rebuild", given=repr(rebuild), expected="agent or reader")
+    return rebuild == "reader"
+
+
+def check_parity_room(run: RunMemory, code: RunCode | None, *, is_by_layer: bool) -> None:
+    """What is lost can be left to the reader of the run."""
+    if not is_by_layer:
+        raise InvalidArgument(
+            "rebuild", given="reader, in block order", expected="reader in layer order only"
+        )
+    if code is None or run.layout.code != code:
+        raise InvalidArgument(
+            "run",
+            given=f"one with room for the parity of {run.layout.code}",
+            expected=f"room for the parity of {code}",
         )
 
 

@@ -6,6 +6,7 @@
 
 What misses a head or a shard is *decoded*: its unit is completed by a `BatchFetch`, which asks for
 parity, and is ready when the blocks were verified whole. Units that are in order go on meanwhile.
+Where the run's reader is to rebuild what is lost, such blocks are ready when their parity is there.
 Which is asked for when is `plan_layer_order`; what is known of a unit is `LayeredUnit`'s.
 """
 
@@ -14,10 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from statistics import median
 
 from .. import wire
+from ..arena.losses import loss_of, write_loss
 from ..arena.region import RunMemory
 from ..key import Namespace
 from .batch_fetch import HEDGE_FACTOR, HEDGE_MAX_S, HEDGE_MIN_S, BatchResult
@@ -29,7 +32,7 @@ from .layered_ready import ReadyRuns
 from .layered_unit import LayeredUnit
 from .results import FetchEnd, FetchResult
 from .router import Lane, split_into_batches
-from .run_batch import RunBatch, run_geometry
+from .run_batch import RunBatch, geometry_of
 from .shard_read import ShardRead, report_shards
 
 BYTES_IN_FLIGHT_MAX = 6 << 20
@@ -53,15 +56,19 @@ async def fetch_run_by_layer(
     place: int,
     on_ready: Callable[[int, int], None],
     deadline_s: float,
+    is_left_to_reader: bool = False,
 ) -> FetchResult:
     """Blocks `first_block` to the end of `keys` into the run from its block `place` on.
 
     `on_ready(section, leading blocks)` is called when that section of more blocks is there and
     verified as strongly as a whole block is; those bytes never change again. What it raises ends
-    the fetch.
+    the fetch. `is_left_to_reader`: what blocks have lost is noted in the run, which has room for
+    the parity that came for it, and is rebuilt and verified by whoever reads the run.
     """
     started_at_s = context.clock()
-    fetch = LayeredFetch(context, namespace, keys, run, first_block, place, on_ready)
+    fetch = LayeredFetch(
+        context, namespace, keys, run, first_block, place, on_ready, is_left_to_reader
+    )
     blocks = await fetch.run(deadline_s)
     is_complete = blocks == len(keys) - first_block
     result = FetchResult(
@@ -77,6 +84,18 @@ async def fetch_run_by_layer(
     return result
 
 
+def _note_loss(
+    run: RunMemory,
+    place: int,
+    row: int,
+    shards: Sequence[int],
+    data_xxh3: Sequence[int],
+    block_xxh3: int,
+) -> None:
+    """A `LeaveLost` for the blocks from `place` of the run on."""
+    write_loss(run, loss_of(place + row, shards, data_xxh3, block_xxh3))
+
+
 class LayeredFetch:
     """One fetch in layer order; use once."""
 
@@ -89,13 +108,15 @@ class LayeredFetch:
         first_block: int,
         place: int,
         on_ready: Callable[[int, int], None],
+        is_left_to_reader: bool = False,
     ) -> None:
         layout, code = namespace.layout, context.router.code
         self._context = context
         self._loop = context.loop
         self._code = code
         self._sections = find_section_shards(layout, code.k)
-        self._geometry = run_geometry(layout, code.k, code.m)
+        self._geometry = geometry_of(run, code.k, code.m)
+        self._is_left_to_reader = is_left_to_reader
         size = batch_blocks(layout.block_bytes)
         self._units = [
             self._make_unit(number, keys, run, place - first_block, start, end)
@@ -143,8 +164,9 @@ class LayeredFetch:
             scratch_address=0,
         )
         channels = router.shard_channels(router.span_of(keys, start), Lane.READ)
+        leave_lost = partial(_note_loss, run, start + shift) if self._is_left_to_reader else None
         return LayeredUnit(
-            self, number, keys[start:end], batch, channels, self._code, self._sections
+            self, number, keys[start:end], batch, channels, self._code, self._sections, leave_lost
         )
 
     @property

@@ -22,7 +22,7 @@ from .layered_plan import SectionShards, count_leading
 from .run_batch import RunBatch
 from .scratch import ScratchPool
 from .shard_read import ShardRead
-from .verify import BlockVerifier
+from .verify import BlockVerifier, LeaveLost
 
 
 class UnitOwner(Protocol):
@@ -58,13 +58,15 @@ class LayeredUnit:
         channels: Sequence[NodeChannel],
         code: Code,
         sections: SectionShards,
+        leave_lost: LeaveLost | None = None,
     ) -> None:
+        """`leave_lost`: see BlockVerifier."""
         self.number = number
         self.keys = keys
         self.blocks = len(keys)
         self.batch = batch
         self.channels = channels
-        self.verifier = BlockVerifier(batch, keys, code)
+        self.verifier = BlockVerifier(batch, keys, code, leave_lost)
         self.pending: dict[int, ShardRead] = {}
         """Reads under way, by shard."""
         self.answered: set[int] = set()

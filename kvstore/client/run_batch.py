@@ -6,8 +6,8 @@
 
 Shards are received, encoded and decoded where they are to stay: a shard is cut where a section ends
 (and where the block ends, if it is not a multiple of k x 64 bytes: the zeros behind it live in
-scratch memory, and so does the parity). How is the same for all runs of a layout and a code, and is
-worked out once: `run_geometry`.
+scratch memory, and so does the parity, unless the run has room for it). How is the same for all
+runs of a layout and a code, and is worked out once: `run_geometry`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arena.region import RunMemory
-from ..arena.run_layout import cut_sections
+from ..arena.run_layout import RunCode, cut_sections
 from ..layout import SHARD_ALIGN_BYTES, BlockLayout
 from ..layout import shard_bytes as shard_bytes_of
 from .geometry import Column, ShardPlaces
@@ -33,9 +33,9 @@ class ShardPiece(NamedTuple):
     """A part of a shard that lies in one place."""
 
     section: int | None
-    """None: in scratch memory."""
+    """The number of sections: in the run's room for parity. None: in scratch memory."""
     offset: int
-    """From the start of the block's part of the section, or of the block's scratch memory."""
+    """From the start of the block's part of the section, of its parity or its scratch memory."""
     bytes: int
 
 
@@ -43,11 +43,13 @@ class RunGeometry:
     """How the shards of a block of `layout` are cut; get it from `run_geometry`.
 
     `pieces[j]` are those of shard j, in order. Between two of `cuts` (0 to shard_bytes) every shard
-    lies in one piece. A block needs `scratch_bytes` of scratch memory: its parity, and the zeros
-    behind its end.
+    lies in one piece. A block needs `scratch_bytes` of scratch memory: the zeros behind its end,
+    and its parity if the run has no room for it.
     """
 
-    def __init__(self, layout: BlockLayout, k: int, m: int) -> None:
+    def __init__(
+        self, layout: BlockLayout, k: int, m: int, *, has_parity_room: bool = False
+    ) -> None:
         self.layout = layout
         self.k = k
         self.m = m
@@ -55,11 +57,12 @@ class RunGeometry:
         self.shard_bytes = size = shard_bytes_of(layout.block_bytes, k)
         self.padding_bytes = k * size - layout.block_bytes
         padding_area = -(-self.padding_bytes // SHARD_ALIGN_BYTES) * SHARD_ALIGN_BYTES
-        self.padding_offset = m * size
-        self.scratch_bytes = m * size + padding_area
+        self.padding_offset = 0 if has_parity_room else m * size
+        self.scratch_bytes = self.padding_offset + padding_area
+        parity_area = len(layout.sections) if has_parity_room else None
         self.pieces: list[list[ShardPiece]] = [
             *(self._cut_data(shard) for shard in range(k)),
-            *([ShardPiece(None, parity * size, size)] for parity in range(m)),
+            *([ShardPiece(parity_area, parity * size, size)] for parity in range(m)),
         ]
         ends = {0, size}
         for pieces in self.pieces:
@@ -77,15 +80,16 @@ class RunGeometry:
 
     @cached_property
     def column_places(self) -> tuple[NDArray[np.intp], NDArray[np.uintp]]:
-        """For each column and shard, (columns, k + m): the section it lies in (the number of
-        sections: scratch memory), and how far from the start of the block's part of it."""
+        """For each column and shard, (columns, k + m): the section it lies in (behind the last
+        one: the room for parity, then scratch memory), and how far from the start of the block's
+        part of it."""
         starts = np.array(self.cuts[:-1], np.uintp)
         shape = (len(starts), self.k + self.m)
         areas, offsets = np.zeros(shape, np.intp), np.zeros(shape, np.uintp)
         for shard, pieces in enumerate(self.pieces):
             ends = _ends_of(pieces)
             which = np.searchsorted(np.array(ends, np.uintp), starts, side="right")
-            scratch = len(self.layout.sections)
+            scratch = len(self.layout.sections) + 1
             sections = [scratch if piece.section is None else piece.section for piece in pieces]
             begins = [end - piece.bytes for piece, end in zip(pieces, ends, strict=True)]
             within = np.array([piece.offset for piece in pieces], np.uintp)
@@ -95,9 +99,17 @@ class RunGeometry:
 
 
 @lru_cache(maxsize=GEOMETRIES_KEPT_MAX)
-def run_geometry(layout: BlockLayout, k: int, m: int) -> RunGeometry:
+def run_geometry(
+    layout: BlockLayout, k: int, m: int, *, has_parity_room: bool = False
+) -> RunGeometry:
     """How a layout's shards are cut under the code k + m."""
-    return RunGeometry(layout, k, m)
+    return RunGeometry(layout, k, m, has_parity_room=has_parity_room)
+
+
+def geometry_of(run: RunMemory, k: int, m: int) -> RunGeometry:
+    """How the shards of a run's blocks are cut. Room for the parity of another code is left alone:
+    what lies there would not be looked for."""
+    return run_geometry(run.layout.layout, k, m, has_parity_room=run.layout.code == RunCode(k, m))
 
 
 class RunBatch(ShardPlaces):
@@ -127,6 +139,14 @@ class RunBatch(ShardPlaces):
         self._blocks = blocks
         self._scratch = scratch
         self._scratch_address = scratch_address
+        layout, code = run.layout, run.layout.code
+        sections = geometry.layout.sections
+        parity_bytes = 0 if code is None else code.parity_bytes(geometry.layout)
+        self._area_strides = [*(section.bytes for section in sections), parity_bytes]
+        starts = [*layout.section_offsets, layout.parity_offset]
+        self._area_offsets = [
+            start + place * stride for start, stride in zip(starts, self._area_strides, strict=True)
+        ]
 
     def use_scratch(self, scratch: memoryview, scratch_address: int) -> None:
         """Gives a batch that was made without it its scratch memory: before anything that lies
@@ -153,8 +173,8 @@ class RunBatch(ShardPlaces):
             view, stride = self._scratch, self.geometry.scratch_bytes
             start = offset + first * stride
         else:
-            view, stride = self._run.view, self.geometry.layout.sections[section].bytes
-            start = self._run.layout.place(section, self._place + first) + offset
+            view, stride = self._run.view, self._area_strides[section]
+            start = self._area_offsets[section] + first * stride + offset
         places = range(start, start + (end - first) * stride, stride)
         return [view[at : at + size] for at in places]
 
@@ -162,11 +182,10 @@ class RunBatch(ShardPlaces):
     def columns(self) -> Sequence[Column]:
         """Made when first asked for: a fetch that decodes nothing needs none."""
         areas, offsets = self.geometry.column_places
-        layout, sections = self._run.layout, self.geometry.layout.sections
-        begins = [self._run.address + layout.place(s, self._place) for s in range(len(sections))]
-        strides = [section.bytes for section in sections]
+        begins = [self._run.address + offset for offset in self._area_offsets]
         begin = np.array([*begins, self._scratch_address], np.uintp)[areas] + offsets
-        stride = np.array([*strides, self.geometry.scratch_bytes], np.uintp)[areas]
+        strides = [*self._area_strides, self.geometry.scratch_bytes]
+        stride = np.array(strides, np.uintp)[areas]
         rows = np.arange(self._blocks, dtype=np.uintp)
         addresses = begin[:, None, :] + rows[None, :, None] * stride[:, None, :]
         cuts = self.geometry.cuts
@@ -195,7 +214,7 @@ class RunBlocks:
         self._run = run
         self._place = place
         self._count = count
-        self._geometry = run_geometry(run.layout.layout, k, m)
+        self._geometry = geometry_of(run, k, m)
 
     @property
     def block_bytes(self) -> int:

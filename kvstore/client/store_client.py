@@ -16,10 +16,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arena.region import RunMemory
+from ..arena.run_layout import RunCode
 from ..cluster.entities import ClusterMap
 from ..cluster.source import FileMapSource, MapSource
 from ..errors import ClientClosed, ClusterMapError
@@ -29,6 +31,7 @@ from .arguments import (
     check_deadline,
     check_first_block,
     check_keys,
+    check_parity_room,
     check_range,
     check_run,
     check_ttl_class,
@@ -214,6 +217,7 @@ class StoreClient:
         first_block: int,
         place: int = 0,
         is_by_layer: bool = False,
+        is_left_to_reader: bool = False,
         on_ready: Callable[[int, int], None],
         deadline_s: float,
     ) -> FetchResult:
@@ -222,13 +226,18 @@ class StoreClient:
 
         `on_ready(section, blocks)`: that section of so many leading blocks of this call is there
         and verified; called only when it has become more. Otherwise as `fetch`: nothing of the run
-        is written after the return, also when this is cancelled. Raises InvalidArgument,
-        ClientClosed.
+        is written after the return, also when this is cancelled. `is_left_to_reader`:
+        only in layer order, and into a run with room for parity: what blocks have lost is not
+        rebuilt but noted in the run. Raises InvalidArgument, ClientClosed.
         """
         context = self._context("fetch_run")
         check_keys(namespace, keys)
         check_run(namespace, keys, run, first_block, place)
         fetch = fetch_run_by_layer if is_by_layer else fetch_run_by_block
+        if is_left_to_reader:
+            code = context.router.code
+            check_parity_room(run, RunCode(code.k, code.m), is_by_layer=is_by_layer)
+            fetch = partial(fetch_run_by_layer, is_left_to_reader=True)
         result = await fetch(
             context,
             namespace,

@@ -8,7 +8,8 @@ mixes writers, or that was decoded from a shard that lies about itself, never pa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,10 @@ from erasure.code import Code
 from .. import wire
 from .geometry import ShardPlaces, checksum_of
 
+LeaveLost: TypeAlias = Callable[[int, Sequence[int], Sequence[int], int], None]
+"""Takes a block: its row, the k shards that it has, in ascending order, payload_xxh3 of its data
+shards (of a missing one anything), and the block's own checksum."""
+
 
 class BlockVerifier:
     """State of the n blocks of a batch by their k + m shards.
@@ -26,11 +31,20 @@ class BlockVerifier:
     assigning slices, and only what is out of the ordinary is looked at block by block.
     """
 
-    def __init__(self, batch: ShardPlaces, keys: Sequence[bytes], code: Code) -> None:
+    def __init__(
+        self,
+        batch: ShardPlaces,
+        keys: Sequence[bytes],
+        code: Code,
+        leave_lost: LeaveLost | None = None,
+    ) -> None:
+        """`leave_lost` takes blocks that miss data shards and have parity for them: to rebuild and
+        verify them is somebody else's then. None: that is done here."""
         n, width = len(batch), code.k + code.m
         self._batch = batch
         self._keys = keys
         self._code = code
+        self._leave_lost = leave_lost
         self._payload_xxh3 = [[0] * n for _ in range(width)]
         self._versions: list[list[int | None]] = [[None] * n for _ in range(width)]
         """block_xxh3 that came with a shard; None: it has not arrived."""
@@ -174,6 +188,10 @@ class BlockVerifier:
         k = self._code.k
         sources = shards[:k]
         missing = [j for j in range(k) if j not in shards]
+        if missing and self._leave_lost is not None:
+            for row in rows:
+                self._leave(row, sources, self._leave_lost)
+            return
         if missing:
             self._decode(rows, missing, sources)
         if len(rows) == len(self._keys):
@@ -207,6 +225,15 @@ class BlockVerifier:
         self._batch.gather_tail(row)
         self._is_verified[row] = True
         self._is_decoded[row] = is_decoded
+
+    def _leave(self, row: int, shards: Sequence[int], leave_lost: LeaveLost) -> None:
+        """The block is as good as its rebuilding will find it: nothing of it may change."""
+        version = self._versions[shards[0]][row]
+        assert version is not None
+        data_xxh3 = [self._payload_xxh3[j][row] for j in range(self._code.k)]
+        leave_lost(row, shards, data_xxh3, version)
+        self._is_verified[row] = True
+        self._is_decoded[row] = True
 
     def _decode(self, rows: Sequence[int], missing: Sequence[int], sources: Sequence[int]) -> None:
         for column in self._batch.columns:

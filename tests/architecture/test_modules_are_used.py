@@ -9,6 +9,7 @@ PUBLIC_NAMES_OF_CLIENT = [
     "AgentClient",
     "ArenaRun",
     "BlockLayout",
+    "BlockLoss",
     "BlockingAgentClient",
     "BlockingStoreClient",
     "ClientCounters",
@@ -23,6 +24,8 @@ PUBLIC_NAMES_OF_CLIENT = [
     "SaveResult",
     "Section",
     "StoreClient",
+    "check_rebuilt",
+    "rebuild_in_run",
 ]
 
 

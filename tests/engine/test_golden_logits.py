@@ -7,6 +7,7 @@ twice the larger limit.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from engine.models.gguf_file import GgufFile
+from engine.sampling import FloatArray
 from tests.engine.runners.runner_bench import RunnerBench, llama_bench
 
 GOLDEN: dict[str, Any] = json.loads(
@@ -22,39 +24,44 @@ GOLDEN: dict[str, Any] = json.loads(
 ERROR_MAX: dict[str, float] = {"float32": 0.08, "bfloat16": 0.27}
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the model says behind a prompt, and how far its logits may be off."""
+
+    prompt: dict[str, Any]
+    logits: FloatArray
+    greedy_ids: list[int]
+    error_max: float
+
+
 @pytest.fixture(scope="module", params=ERROR_MAX)
 def smollm(request: pytest.FixtureRequest, smollm_path: Path) -> tuple[RunnerBench, float]:
     """The real model, and how far its logits may be off."""
     return llama_bench(smollm_path, request.param), ERROR_MAX[request.param]
 
 
+@pytest.fixture(scope="module", params=GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
+def answer(request: pytest.FixtureRequest, smollm: tuple[RunnerBench, float]) -> Answer:
+    (bench, error_max), prompt = smollm, request.param
+    count = len(prompt["greedy_ids"])
+    sequence = bench.begin(prompt["prompt_ids"], room_tokens=count)
+    logits = bench.run(sequence)
+    given = [int(logits.argmax())]
+    while len(given) < count:
+        given.append(int(bench.append(sequence, given[-1:])[-1].argmax()))
+    bench.end(sequence)
+    return Answer(prompt, logits, given, error_max)
+
+
 def test_golden_numbers_are_of_the_file_that_is_installed(smollm_path: Path) -> None:
     assert GgufFile.open(smollm_path).content_sha256() == GOLDEN["model_sha256"]
 
 
-@pytest.mark.parametrize("prompt", GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
-def test_logits_are_those_of_the_reference(
-    smollm: tuple[RunnerBench, float], prompt: dict[str, Any]
-) -> None:
-    bench, error_max = smollm
-    sequence = bench.begin(prompt["prompt_ids"])
-    logits = bench.run(sequence)
-    bench.end(sequence)
-    error = np.abs(logits[GOLDEN["checked_ids"]] - np.array(prompt["logits"]))
-    assert error.max() < error_max
-    assert int(logits.argmax()) == prompt["greedy_ids"][0]
+def test_logits_are_those_of_the_reference(answer: Answer) -> None:
+    error = np.abs(answer.logits[GOLDEN["checked_ids"]] - np.array(answer.prompt["logits"]))
+    assert error.max() < answer.error_max
 
 
-@pytest.mark.parametrize("prompt", GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
-def test_greedy_tokens_are_those_of_the_reference(
-    smollm: tuple[RunnerBench, float], prompt: dict[str, Any]
-) -> None:
-    assert prompt["greedy_margin_min"] > 2 * max(ERROR_MAX.values())
-    bench, _ = smollm
-    expected = prompt["greedy_ids"]
-    sequence = bench.begin(prompt["prompt_ids"], room_tokens=len(expected))
-    given = [int(bench.run(sequence).argmax())]
-    while len(given) < len(expected):
-        given.append(int(bench.append(sequence, given[-1:])[-1].argmax()))
-    bench.end(sequence)
-    assert given == expected
+def test_greedy_tokens_are_those_of_the_reference(answer: Answer) -> None:
+    assert answer.prompt["greedy_margin_min"] > 2 * max(ERROR_MAX.values())
+    assert answer.greedy_ids == answer.prompt["greedy_ids"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -51,6 +52,23 @@ def test_folder_has_windows_states_and_sections(mini: LoadedRunner) -> None:
     assert runner.state_layout is not None
     assert len(runner.namespace.layout.sections) == 3
     assert runner.vocabulary == mini.tokenizer.vocabulary == 2048
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "meta", "a GPU", "cpu:1"])
+def test_device_that_is_not_there_is_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidRequest, match=r"device: given .*, expected cpu, cuda"):
+        load(MODEL, device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_blocks_of_a_gpu_are_not_those_of_a_cpu(mini: LoadedRunner, compute: str) -> None:
+    """They differ in the last bits, and a hit has to give the answer of a cold run."""
+    loaded = load(MODEL, device="cuda", compute=compute)
+    assert loaded.compute == compute
+    assert loaded.runner.namespace != mini.runner.namespace
+    assert loaded.runner.pool.memory.device.type == "cuda"
 
 
 def test_namespace_is_that_of_the_contents_wherever_the_folder_lies(

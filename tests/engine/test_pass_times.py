@@ -7,11 +7,13 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import engine.fit_cost
 from engine.load import load_runner
 from engine.model_runner import ModelRunner
 from engine.pass_times import (
@@ -24,6 +26,7 @@ from engine.pass_times import (
 )
 from engine.scheduler.cost import read_cost
 from engine.scheduler.fit import fit_cost
+from tests.engine.command_line import run_here
 
 BLOCK = 128
 
@@ -94,17 +97,12 @@ def test_time_that_is_too_short_still_gives_enough_to_fit(runner: ModelRunner) -
     assert runner.pool.free_blocks == runner.pool.capacity_blocks
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "engine.fit_cost", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
-
-
 @pytest.mark.slow
 def test_command_writes_a_file_that_engines_read_and_shows_how_far_off_it_is(
     tiny_path: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "cost.json"
-    done = run("--model", tiny_path, "--threads", "1", "--time", "1", "--out", out)
+    done = run_here(engine.fit_cost, "--model", tiny_path, "--time", "1", "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
     cost = read_cost(out)
     assert cost.cost_s(128, 0) > 0
@@ -115,6 +113,23 @@ def test_command_writes_a_file_that_engines_read_and_shows_how_far_off_it_is(
     assert lines[0].startswith(f"{written['passes']} passes of {tiny_path.name} in ")
     assert f"  a1 = {cost.a1_s * 1e6:.4g} us" in lines
     assert lines[-1] == f"written to {out}"
+
+
+def test_command_names_a_file_that_it_cannot_write_before_it_measures(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("it measures")
+
+    monkeypatch.setattr("engine.pass_times.measure_passes", measure)
+    for out in (tmp_path, tmp_path / "none" / "cost.json"):
+        done = run_here(engine.fit_cost, "--model", tiny_path, "--time", "1", "--out", out)
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"engine.fit_cost: --out: given {out}: ")
+        assert line.endswith(
+            "expected a file in a folder that this user may write in, on a disk with room"
+        )
 
 
 @pytest.mark.slow
@@ -141,6 +156,6 @@ def test_command_shows_its_progress_to_a_person_and_prints_json_for_a_program(
     ],
 )
 def test_mistakes_of_a_user_end_with_2(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
+    done = run_here(engine.fit_cost, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

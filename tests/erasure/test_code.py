@@ -28,6 +28,7 @@ from erasure.errors import (
     ShardLengthError,
     ShardSelectionError,
 )
+from erasure.matrix import multiply
 from tests.erasure import schoolbook
 
 # What the annotations forbid and the checks must catch.
@@ -280,6 +281,17 @@ def test_nothing_happens_when_nothing_is_missing() -> None:
     )
 
 
+def test_coefficients_are_those_that_reconstruct_multiplies_with() -> None:
+    code, missing, available = Code(4, 2), [5, 1], [4, 0, 3, 2]
+    rows = code.coefficients(missing, available)
+    data = np.arange(4 * 16, dtype=np.uint8).reshape(4, 16)
+    parity = np.zeros((2, 16), np.uint8)
+    code.encode(data[None], parity[None], shard_bytes=16)
+    shards = np.concatenate([data, parity])
+    assert rows.shape == (2, 4)
+    assert np.array_equal(multiply(rows, shards[available]), shards[missing])
+
+
 # -- mistakes --------------------------------------------------------------------------------
 
 
@@ -317,6 +329,8 @@ def test_reconstruct_names_the_selection_when_it_is_impossible(
             code.reconstruct_at(missing, available, table, table[:, :1], shard_bytes=1)
         with pytest.raises(ShardSelectionError, match=message):
             code.reconstruct(missing, available, [[b"1"] * 3], [[bytearray(1)]], shard_bytes=1)
+        with pytest.raises(ShardSelectionError, match=message):
+            code.coefficients(missing, available)
     assert code.decode_table_count == 0
 
 

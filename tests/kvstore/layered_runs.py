@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvstore.arena.losses import clear_losses, read_losses
+from kvstore.arena.run_layout import RunCode
 from kvstore.client import StoreClient
+from kvstore.client.arguments import Rebuild
 from kvstore.client.results import FetchResult
+from kvstore.client.run_rebuild import rebuild_in_run
 from kvstore.cluster.map import load_cluster_map
 from kvstore.layout import BlockLayout
 from tests.kvstore.faults.lost_nodes import nodes_by_shard
@@ -44,14 +48,22 @@ class StoredChain:
 class WatchedRun(PlainRun):
     """A run that looks whether it is true whenever it is told that a section is ready.
 
-    `also` is called after each look, with the section and the blocks.
+    `also` is called after each look, with the section and the blocks. With `rebuild` "reader" it
+    rebuilds what is left to it, as soon as it is told of a block.
     """
+
+    rebuild: Rebuild = "agent"
 
     def __init__(
         self, chain: StoredChain, *, also: Callable[[int, int], None] | None = None
     ) -> None:
-        super().__init__(chain.layout, chain.count + PLACE + 2)
+        is_reader = self.rebuild == "reader"
+        code = RunCode(chain.map.code.k, chain.map.code.m) if is_reader else None
+        super().__init__(chain.layout, chain.count + PLACE + 2, code)
+        clear_losses(self.memory)
         self.chain = chain
+        self.rebuilt: set[int] = set()
+        """Blocks of the chain."""
         self.ready = [0] * len(chain.layout.sections)
         self.told: list[tuple[int, int]] = []
         self._also = also
@@ -70,6 +82,7 @@ class WatchedRun(PlainRun):
             first_block=first_block,
             place=PLACE,
             is_by_layer=True,
+            is_left_to_reader=self.rebuild == "reader",
             on_ready=self._on_ready,
             deadline_s=deadline_s,
         )
@@ -86,11 +99,20 @@ class WatchedRun(PlainRun):
 
     def _on_ready(self, section: int, blocks: int) -> None:
         assert blocks > self.ready[section], "told only of more"
+        self._rebuild(self.ready[section], blocks)
         self._check(section, self.ready[section], blocks)
         self.ready[section] = blocks
         self.told.append((section, blocks))
         if self._also is not None:
             self._also(section, blocks)
+
+    def _rebuild(self, first: int, end: int) -> None:
+        losses = read_losses(self.memory, PLACE + first, PLACE + end)
+        first_block = self._first_block - PLACE
+        new = [loss for loss in losses if loss.block + first_block not in self.rebuilt]
+        keys = [self.chain.blocks.keys[loss.block + first_block] for loss in new]
+        assert all(rebuild_in_run(self.memory, keys, new))
+        self.rebuilt.update(loss.block + first_block for loss in new)
 
     def _check(self, section: int, first: int, end: int) -> None:
         sizes = [one.bytes for one in self.chain.layout.sections]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvstore.arena.region import RunMemory
-from kvstore.arena.run_layout import RunLayout
+from kvstore.arena.run_layout import RunCode, RunLayout
 from kvstore.client import BlockLayout, Section
 from tests.kvstore.blocks import RandomBlocks
 
@@ -33,8 +33,8 @@ RAGGED = layout_of(513, 1, 511, 3000, 8320)
 class PlainRun:
     """A run in memory of its own, full of FILL; `memory` is what the client is given."""
 
-    def __init__(self, layout: BlockLayout, blocks: int) -> None:
-        self.layout = RunLayout(layout, blocks)
+    def __init__(self, layout: BlockLayout, blocks: int, code: RunCode | None = None) -> None:
+        self.layout = RunLayout(layout, blocks, code)
         self.area: NDArray[np.uint8] = np.full(self.layout.run_bytes, FILL, np.uint8)
         self.memory = RunMemory(self.layout, self.area.data, self.area.ctypes.data)
 
@@ -51,11 +51,15 @@ class PlainRun:
         return b"".join(self.memory.part(s, block) for s in range(len(self.layout.layout.sections)))
 
     def untouched(self, first: int, end: int) -> bool:
-        """Is everything but the blocks `first` to `end` as it was in the beginning?"""
+        """Is everything but the blocks `first` to `end`, with their parity and what is noted of
+        them, as it was in the beginning?"""
         is_written = np.zeros(len(self.area), np.bool_)
         for index, section in enumerate(self.layout.layout.sections):
             start = self.layout.place(index, first)
             is_written[start : start + (end - first) * section.bytes] = True
+        if self.layout.code is not None:
+            is_written[slice(*self.layout.parity_range(first, end))] = True
+            is_written[self.layout.losses_offset :] = True
         return bool((self.area[~is_written] == FILL).all())
 
 

@@ -30,15 +30,20 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def build_weights(
-    config: DeepseekV41Config, tensors: Tensors, dtype: torch.dtype = torch.float32
+    config: DeepseekV41Config,
+    tensors: Tensors,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | str = "cpu",
 ) -> ModelWeights:
-    """The model's weights by published names. Raises KeyError if a tensor is not there.
+    """The model's weights by published names, on `device`. Raises KeyError if a tensor is not
+    there.
 
     Matrices and norms in `dtype`; what the formulas keep in float32 (mHC, sinks, routing biases) in
-    float32 always. Tensors that have their type already are used as they are, not copied, but for
-    routed experts, which are stacked.
+    float32 always. Tensors that have their type and place already are used as they are, not copied,
+    but for routed experts, which are stacked.
     """
-    reader = _Reader(config, tensors, dtype)
+    reader = _Reader(config, tensors, dtype, torch.device(device))
     return ModelWeights(
         embedding=reader.read("embed.weight"),
         layers=tuple(_model_layer(config, reader, role) for role in plan_layers(config)),
@@ -59,22 +64,29 @@ def dequantise(spec: TensorSpec, data: torch.Tensor, scales: torch.Tensor) -> to
 
 
 class _Reader:
-    def __init__(self, config: DeepseekV41Config, tensors: Tensors, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: DeepseekV41Config, tensors: Tensors, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._schema = tensor_schema(config)
         self._tensors = tensors
         self._dtype = dtype
+        self._device = device
 
     def read(self, name: str) -> torch.Tensor:
         spec = self._schema[name]
-        tensor = self._tensors[name]
+        # Packed, as it is stored, it is on its way sooner.
+        tensor = self._tensors[name].to(self._device)
         if scale_name(name) in self._tensors:
-            tensor = dequantise(spec, tensor, self._tensors[scale_name(name)])
+            tensor = dequantise(spec, tensor, self._tensors[scale_name(name)].to(self._device))
         is_float32 = spec.storage is Storage.FLOAT32
         return tensor.to(torch.float32 if is_float32 else self._dtype).contiguous()
 
     def read_table(self, name: str) -> RowTable:
         scales = self._tensors.get(scale_name(name))
-        return RowTable(rows=self._tensors[name], scales=scales)
+        return RowTable(
+            rows=self._tensors[name].to(self._device),
+            scales=None if scales is None else scales.to(self._device),
+        )
 
 
 def _model_layer(config: DeepseekV41Config, reader: _Reader, role: LayerRole) -> LayerWeights:

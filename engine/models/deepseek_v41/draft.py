@@ -113,7 +113,7 @@ class Drafter:
         for step in range(len(hidden_BE)):
             markov = weights.markov_embedding[previous]
             logits.append(base_BV[step] + torch.mv(weights.markov_head, markov))
-            features = torch.cat((hidden_BE[step], markov))
+            features = torch.cat((hidden_BE[step], markov)).to(weights.confidence.dtype)
             confidence.append(torch.mv(weights.confidence, features))
             previous = int(logits[-1].argmax())
             token_ids.append(previous)

@@ -13,7 +13,7 @@ from kernels.reference.ngrams import ngram_multipliers, plan_tables
 
 from .config import DeepseekV41Config
 from .residual import Residual
-from .rows import RowBatch
+from .rows import Chunk, RowBatch
 from .state import NO_ID
 from .weights import EngramWeights
 
@@ -22,12 +22,18 @@ class Engram:
     """The lookups of every layer that has a table; of a model without any, nothing to do."""
 
     def __init__(
-        self, config: DeepseekV41Config, operations: Operations, compressed_ids_V: torch.Tensor
+        self,
+        config: DeepseekV41Config,
+        operations: Operations,
+        compressed_ids_V: torch.Tensor,
+        device: torch.device,
     ) -> None:
+        """`device`: of the weights. Ids of tokens are looked up on the host, where they are known
+        before a pass and needed after it."""
         assert len(compressed_ids_V) == config.vocabulary, len(compressed_ids_V)
         self._norm_epsilon = config.norm_epsilon
         self._operations = operations
-        self._compressed_ids_V = compressed_ids_V.to(torch.int64)
+        self._compressed_ids_V = compressed_ids_V.to("cpu", torch.int64)
         engram = config.engram
         self._has_tables = engram is not None
         if engram is None:
@@ -37,30 +43,37 @@ class Engram:
         self._lookback = engram.ngram_max - 1
         self._layers = engram.layer_ids
         self._pad_id = int(compressed_ids_V[engram.pad_token_id])
-        self._primes, self._offsets = plan_tables(
+        primes, offsets = plan_tables(
             tables=len(engram.layer_ids),
             ngram_max=engram.ngram_max,
             heads=engram.heads,
             base_rows=engram.base_rows,
         )
-        self._multipliers = ngram_multipliers(
+        multipliers = ngram_multipliers(
             engram.layer_ids, engram.compressed_vocabulary, engram.ngram_max
         )
+        self._primes, self._offsets = primes.to(device), offsets.to(device)
+        self._multipliers = multipliers.to(device)
 
-    def compress(self, token_ids_T: torch.Tensor, rows: RowBatch) -> list[torch.Tensor]:
-        """Compressed ids of each span's tokens after those of its lookback, int64 [L + T].
+    def compress(
+        self, chunks: Sequence[Chunk], token_ids: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Compressed ids of each chunk's tokens after those of its lookback, int64 [L + T].
 
-        NO_ID for tokens of images; none at all for a model without tables.
+        `token_ids` (int64 [T]) are the chunks' own, on the host, and so is the result. NO_ID for
+        tokens of images; none at all for a model without tables.
         """
         if not self._has_tables:
-            return [token_ids_T[:0] for _ in rows.spans]
-        ids_T = torch.where(rows.is_image_T, NO_ID, self._compressed_ids_V[token_ids_T])
+            return [ids_T[:0] for ids_T in token_ids]
         return [
-            torch.cat(
-                (ids_T.new_tensor(span.state.recent_ids[-self._lookback :]), ids_T[span.rows])
-            )
-            for span in rows.spans
+            self._compress(chunk, ids_T) for chunk, ids_T in zip(chunks, token_ids, strict=True)
         ]
+
+    def _compress(self, chunk: Chunk, token_ids_T: torch.Tensor) -> torch.Tensor:
+        ids_T = self._compressed_ids_V[token_ids_T]
+        if chunk.image is not None:
+            ids_T = ids_T.masked_fill(chunk.image.is_image_T, NO_ID)
+        return torch.cat((ids_T.new_tensor(chunk.state.recent_ids[-self._lookback :]), ids_T))
 
     def ids_of(self, token_ids: Sequence[int]) -> list[int]:
         """Compressed ids of some tokens, none of an image; empty for a model without tables."""
@@ -79,7 +92,7 @@ class Engram:
     ) -> Residual:
         """The streams with each row's value added; those of image tokens stay as they are.
 
-        `compressed_ids`: what `compress` gave for the rows.
+        `compressed_ids`: what `compress` gave for the rows, on their device.
         """
         operations = self._operations
         index_TC = torch.cat([self._table_rows(table, ids) for ids in compressed_ids])

@@ -7,7 +7,6 @@ travel, and when, is decided elsewhere.
 """
 
 from collections.abc import Iterable
-from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -18,10 +17,9 @@ from ...block_pool import BlockPool
 from ...errors import HandoverRefused
 from .config import DeepseekV41Config
 from .handover_header import Identity, read_header, write_header
+from .host_bytes import Buffer, view_bytes, write_bytes
 from .layout import block_layout, owner_offsets
 from .state import SequenceState, StatePool
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def handover_parts(
@@ -30,10 +28,11 @@ def handover_parts(
     """The state at its length as buffers to send one after the other: header, slot, blocks.
 
     `model_id` (32 bytes) says which weights and arithmetic made the numbers. Slot and complete
-    blocks are views of the pools' memory: valid until the state changes. Rows that nobody may read
-    are zeroed in the slot, rows beyond the length taken back, so equal states give equal bytes and
-    nothing of an earlier sequence gets out. Not for a state in the middle of a replay: entries
-    beyond its length, which `Chunk.entries_first` counts on, are not sent.
+    blocks are views of the pools' memory, where that is the host's: valid until the state changes.
+    Rows that nobody may read are zeroed in the slot, rows beyond the length taken back, so equal
+    states give equal bytes and nothing of an earlier sequence gets out. Not for a state in the
+    middle of a replay: entries beyond its length, which `Chunk.entries_first` counts on, are not
+    sent.
     """
     identity = _identity_of(states, blocks, model_id)
     length = state.length
@@ -41,10 +40,10 @@ def handover_parts(
     state.rewind(length)
     state.clear_unreadable()
     complete, open_tokens = divmod(length, BLOCK_TOKENS)
-    body: list[Buffer] = [state.memory.numpy().data]
-    body += [blocks.buffer(block_id) for block_id in state.block_ids[:complete]]
+    body: list[Buffer] = [view_bytes(state.memory)]
+    body += [_view_block(blocks, block_id) for block_id in state.block_ids[:complete]]
     if open_tokens:
-        block = blocks.buffer(state.block_ids[complete])
+        block = _view_block(blocks, state.block_ids[complete])
         body.append(_open_block(states.config, block, open_tokens))
     header = write_header(identity, state.marks(), body_xxh3=_xxh3_of(body))
     return [header, *body]
@@ -75,11 +74,11 @@ def unpack_state(
     except MemoryError:
         states.release(state)
         raise
-    body = np.frombuffer(data, dtype=np.uint8, offset=header_bytes)
-    state.memory.numpy()[:] = body[:state_bytes]
+    body = data[header_bytes:]
+    write_bytes(state.memory, body[:state_bytes])
     for index, block_id in enumerate(block_ids):
         first = state_bytes + index * block_bytes
-        blocks.buffer(block_id)[:] = body[first : first + block_bytes].data
+        write_bytes(blocks.memory[block_id], body[first : first + block_bytes])
     state.block_ids = block_ids
     state.resume(marks)
     return state
@@ -94,7 +93,7 @@ def pack_slot(
     """
     state.rewind(state.length)
     state.clear_unreadable()
-    into[:] = state.memory.numpy().data
+    into[:] = view_bytes(state.memory)
     identity = _identity_of(states, blocks, model_id)
     return write_header(identity, state.marks(), body_xxh3=_xxh3_of([into]), has_blocks=False)
 
@@ -118,7 +117,7 @@ def unpack_slot(
     marks, _ = read_header(_bytes_of(header), identity, slot)
     if marks.length != length:
         raise HandoverRefused("length", given=marks.length, expected=length)
-    state.memory.numpy()[:] = np.frombuffer(slot, dtype=np.uint8)
+    write_bytes(state.memory, slot)
     state.resume(marks)
 
 
@@ -130,7 +129,7 @@ def open_block_bytes(state: SequenceState, *, states: StatePool, blocks: BlockPo
     complete, open_tokens = divmod(state.length, BLOCK_TOKENS)
     if not open_tokens:
         return b""
-    block = blocks.buffer(state.block_ids[complete])
+    block = _view_block(blocks, state.block_ids[complete])
     return bytes(_open_block(states.config, block, open_tokens))
 
 
@@ -143,13 +142,13 @@ def has_window(state: SequenceState, anchor: int) -> bool:
 
 
 def window_state(state: SequenceState, anchor: int) -> memoryview:
-    """The stored part of the slot, which has the window before `anchor`: a view, to be copied.
+    """The stored part of the slot, which has the window before `anchor`: a view or a copy.
 
     Bytes are those of `window_layout`. Rows that nobody may read are zeroed first.
     """
     assert has_window(state, anchor), f"no window at {anchor}, length {state.length}"
     state.clear_unreadable()
-    return state.window_memory.numpy().data
+    return view_bytes(state.window_memory)
 
 
 def restore_window(state: SequenceState, data: Buffer) -> None:
@@ -164,7 +163,7 @@ def restore_window(state: SequenceState, data: Buffer) -> None:
     if len(data) != stored_bytes:
         raise HandoverRefused("bytes of a window", given=len(data), expected=stored_bytes)
     state.hold_stored_window()
-    state.window_memory.numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+    write_bytes(state.window_memory, data)
 
 
 def _bytes_of(data: Buffer) -> memoryview:
@@ -180,6 +179,11 @@ def _identity_of(states: StatePool, blocks: BlockPool, model_id: bytes) -> Ident
     fitting = [layout for layout in layouts if layout.block_bytes == blocks.block_bytes]
     assert fitting, f"blocks of {blocks.block_bytes} bytes are not of this model"
     return Identity(config=states.config, block_layout=fitting[0], model_id=model_id)
+
+
+def _view_block(blocks: BlockPool, block_id: int) -> memoryview:
+    assert not blocks.is_free(block_id), f"block {block_id} is free"
+    return view_bytes(blocks.memory[block_id])
 
 
 def _open_block(config: DeepseekV41Config, block: memoryview, tokens: int) -> bytearray:

@@ -54,14 +54,19 @@ def load_model(path: str | Path) -> LoadedModel:
     return load_checkpoint(open_folder(path))
 
 
-def load_checkpoint(checkpoint: Checkpoint) -> LoadedModel:
-    """As `load_model`, of a folder that is open."""
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | str = "cpu",
+) -> LoadedModel:
+    """As `load_model`, of a folder that is open; the weights in `dtype` on `device`."""
     problem = find_environment_problem()
     if problem is not None:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
     config = checkpoint.config
     compressed_ids_V = read_compressed_ids(checkpoint.path, config)
-    return LoadedModel(config, build_checked(checkpoint), compressed_ids_V)
+    return LoadedModel(config, build_checked(checkpoint, dtype, device=device), compressed_ids_V)
 
 
 def load_vision(path: str | Path) -> VisionEncoder:

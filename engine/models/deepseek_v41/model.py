@@ -21,6 +21,7 @@ from .config import DeepseekV41Config, LayerRole, plan_layers
 from .draft_context import DraftContext
 from .engram import Engram
 from .feed_forward import FeedForward
+from .host_bytes import to_device
 from .layout import group_tokens
 from .observing import Observer, ignore
 from .residual import Residual, ResidualMixer, begin_residual, mean_of_streams
@@ -62,16 +63,23 @@ class DeepseekV41:
         pool: BlockPool,
         operations: Operations | None = None,
     ) -> None:
-        """`compressed_ids_V`: Engram's id of each token, int [V] (engram_vocabulary)."""
+        """`compressed_ids_V`: Engram's id of each token, int [V] (engram_vocabulary).
+
+        Weights and pool are on one device, where everything is computed.
+        """
         operations = operations or Operations()
+        device = weights.embedding.device
+        assert pool.memory.device == device, (pool.memory.device, device)
         self.blocks = BlockCache(config, pool)
         self.config = config
         self.roles = plan_layers(config)
         self.weights = weights
         self.operations = operations
         self.frequencies = RopeFrequencies(
-            window=rope_frequencies(config.rope_dim, config.rope_theta, None),
-            compressed=rope_frequencies(config.rope_dim, config.compress_rope_theta, config.yarn),
+            window=rope_frequencies(config.rope_dim, config.rope_theta, None).to(device),
+            compressed=rope_frequencies(
+                config.rope_dim, config.compress_rope_theta, config.yarn
+            ).to(device),
         )
         self.mixer = ResidualMixer(config, operations)
         self.feed_forward = FeedForward(config, operations)
@@ -79,7 +87,7 @@ class DeepseekV41:
         self._entry_ratios = {role.ratio for role in self.roles if role.owns_kv}
         selector = EntrySelector(config, operations, self.blocks)
         self._attention = Attention(config, operations, self.blocks, selector)
-        self._engram = Engram(config, operations, compressed_ids_V)
+        self._engram = Engram(config, operations, compressed_ids_V, device)
         self._draft_context = DraftContext(config, operations)
 
     @torch.inference_mode()
@@ -98,14 +106,18 @@ class DeepseekV41:
         once for each, in order. If it raises, the states of the chunks are lost.
         """
         check_chunks(chunks, self.config)
-        rows = plan_rows(chunks, self.frequencies, self.weights.embedding.device, observe)
-        token_ids_T = torch.cat([torch.as_tensor(chunk.token_ids) for chunk in chunks])
-        compressed_ids = self._engram.compress(token_ids_T, rows)
-        residual = begin_residual(self._embed(chunks, rows, token_ids_T), self.config.streams)
-        rows, residual = self._run_layers(chunks, rows, residual, compressed_ids, before_owner)
+        device = self.weights.embedding.device
+        rows = plan_rows(chunks, self.frequencies, device, observe)
+        token_ids = [torch.as_tensor(chunk.token_ids, dtype=torch.int64) for chunk in chunks]
+        compressed_ids = self._engram.compress(chunks, token_ids)
+        residual = begin_residual(
+            self._embed(chunks, rows, to_device(torch.cat(token_ids), device)), self.config.streams
+        )
+        looked_up = [to_device(ids, device) for ids in compressed_ids]
+        rows, residual = self._run_layers(chunks, rows, residual, looked_up, before_owner)
         result = self._logits(rows, residual, wants_all_logits)
         for chunk, ids in zip(chunks, compressed_ids, strict=True):
-            chunk.state.advance(len(chunk.token_ids), ids.tolist())
+            chunk.state.advance(len(chunk.token_ids), ids)
         return result
 
     def recent_ids_of(self, token_ids: Sequence[int]) -> list[int]:
@@ -119,7 +131,9 @@ class DeepseekV41:
         for chunk, span in zip(chunks, rows.spans, strict=True):
             if chunk.image is not None and chunk.image.embeddings is not None:
                 # A view of the rows: what is written here is written there.
-                embedding_TE[span.rows][chunk.image.is_image_T] = chunk.image.embeddings.float()
+                embedding_TE[span.rows].masked_scatter_(
+                    rows.is_image_T[span.rows, None], chunk.image.embeddings.to(embedding_TE)
+                )
         return embedding_TE
 
     def _run_layers(
@@ -213,6 +227,7 @@ class DeepseekV41:
             torch.arange(
                 span.rows.start if wants_all else max(span.rows.stop - 1, span.rows.start),
                 span.rows.stop,
+                device=rows.positions_T.device,
             )
             for span in rows.spans
         ]

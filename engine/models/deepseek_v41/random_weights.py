@@ -23,8 +23,8 @@ BIAS_SPREAD = 0.1
 
 
 def random_weights(config: DeepseekV41Config, generator: torch.Generator) -> ModelWeights:
-    """Weights of `random_tensors`, in float32."""
-    return build_weights(config, random_tensors(config, generator))
+    """Weights of `random_tensors`, in float32, on the generator's device."""
+    return build_weights(config, random_tensors(config, generator), device=generator.device)
 
 
 def random_tensors(
@@ -32,7 +32,7 @@ def random_tensors(
 ) -> dict[str, torch.Tensor]:
     """Every tensor of `tensor_schema`: FLOAT32 ones in float32, all others in bfloat16.
 
-    Equal generators give equal tensors. All values are finite.
+    Equal generators give equal tensors, on their device. All values are finite.
     """
     tensors = {}
     for name, spec in tensor_schema(config).items():
@@ -45,11 +45,11 @@ def random_tensors(
 def _draw(
     config: DeepseekV41Config, name: str, spec: TensorSpec, generator: torch.Generator
 ) -> torch.Tensor:
-    normal = torch.randn(spec.shape, generator=generator)
+    normal = torch.randn(spec.shape, generator=generator, device=generator.device)
     if name.endswith(("hc_attn_scale", "hc_ffn_scale")):
-        return torch.full(spec.shape, STREAM_SCALE)
+        return torch.full_like(normal, STREAM_SCALE)
     if name.endswith(("hc_attn_base", "hc_ffn_base")):
-        return stream_base(config.streams, int(name.split(".")[1]))
+        return stream_base(config.streams, int(name.split(".")[1])).to(normal.device)
     if _is_gain(name):
         return 1 + GAIN_SPREAD * normal
     if name.endswith((".bias", ".bias_vl")):

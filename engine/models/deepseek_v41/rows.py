@@ -13,6 +13,7 @@ import torch
 from kernels.reference.rope import rope_tables
 from kernels.reference.tiles import RowTiles, plan_tiles
 
+from .host_bytes import to_device
 from .observing import Observer, ignore
 from .state import SequenceState
 
@@ -21,8 +22,8 @@ from .state import SequenceState
 class ImageRows:
     """Positions of a chunk that belong to images.
 
-    `is_image_T`: bool [T]. `embeddings` [image rows, E] take the place of the token's own; None
-    keeps the embedding of the image token.
+    `is_image_T`: bool [T], on the host. `embeddings` [image rows, E], anywhere, take the place of
+    the token's own; None keeps the embedding of the image token.
     """
 
     is_image_T: torch.Tensor
@@ -137,29 +138,28 @@ def plan_rows(
                 first=first,
                 end=first + count,
                 entries_first=chunk.entries_first,
-                block_ids=torch.tensor(chunk.state.block_ids, dtype=torch.int64, device=device),
+                block_ids=to_device(torch.tensor(chunk.state.block_ids, dtype=torch.int64), device),
                 positions_T=positions_T,
                 tiles=plan_tiles(positions_T),
             )
         )
         begin += count
-    is_image = [
-        torch.zeros(len(chunk.token_ids), dtype=torch.bool)
-        if chunk.image is None
-        else chunk.image.is_image_T
-        for chunk in chunks
-    ]
-    return _batch(spans, torch.cat(is_image).to(device), frequencies, observe)
+    is_image_T = torch.zeros(begin, dtype=torch.bool, device=device)
+    for chunk, span in zip(chunks, spans, strict=True):
+        if chunk.image is not None:
+            is_image_T[span.rows] = to_device(chunk.image.is_image_T, device)
+    return _batch(spans, is_image_T, frequencies, observe)
 
 
 def keep_tails(rows: RowBatch, decoder_firsts: Sequence[int]) -> tuple[RowBatch, torch.Tensor]:
     """Rows at or after positions `decoder_firsts` (one a span); and their indices, int64."""
     spans, kept = [], []
+    device = rows.positions_T.device
     begin = 0
     for span, decoder_first in zip(rows.spans, decoder_firsts, strict=True):
         first = min(max(span.first, decoder_first), span.end)
         count = span.end - first
-        kept.append(torch.arange(span.rows.stop - count, span.rows.stop))
+        kept.append(torch.arange(span.rows.stop - count, span.rows.stop, device=device))
         positions_T = span.positions_T[first - span.first :]
         spans.append(
             replace(
@@ -171,7 +171,7 @@ def keep_tails(rows: RowBatch, decoder_firsts: Sequence[int]) -> tuple[RowBatch,
             )
         )
         begin += count
-    index = torch.cat(kept).to(rows.positions_T.device)
+    index = torch.cat(kept)
     return _batch(spans, rows.is_image_T[index], rows.frequencies, rows.observe), index
 
 

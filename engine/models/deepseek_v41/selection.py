@@ -16,6 +16,8 @@ from .weights import IndexerWeights
 
 PIECE_SCORES = 1 << 22
 """Scores that exist at a time; a long prompt in one pass has queries times entries of them."""
+GPU_PIECE_SCORES = 1 << 28
+"""The same on a GPU, 1 GiB: each piece is some dozens of kernels, which are to have work to do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,27 +34,44 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexQueries:
-    """Some rows of a span: queries on the FP4 grid, and how many entries each may see."""
+    """Some rows of a span: queries on the FP4 grid, and how many entries each may see.
+
+    They stand at positions `first` and on; an entry of `ratio` tokens is seen from its last one on.
+    """
 
     q_TIJ: torch.Tensor
     head_weights_TI: torch.Tensor
     visible_T: torch.Tensor
     tiles: RowTiles
+    first: int
+    ratio: int
+
+    @property
+    def width(self) -> int:
+        """The most entries that one of them may see: `visible_T` is not asked, which may lie on a
+        device that is busy."""
+        count = len(self.visible_T)
+        return (self.first + count) // self.ratio if count else 0
 
     def cut(self, width: int) -> Iterator[tuple[slice, "IndexQueries"]]:
         """Pieces of so many rows that `width` scores of each are not too many."""
-        step = max(1, PIECE_SCORES // max(width, 1))
+        scores = PIECE_SCORES if self.q_TIJ.device.type == "cpu" else GPU_PIECE_SCORES
+        step = max(1, scores // max(width, 1))
         count = len(self.visible_T)
         if count <= step:
             yield slice(0, count), self
             return
-        for first in range(0, count, step):
-            some = slice(first, first + step)
-            tiles = plan_tiles(self.tiles.positions_T[some])
+        for begin in range(0, count, step):
+            some = slice(begin, min(begin + step, count))
             yield (
                 some,
                 IndexQueries(
-                    self.q_TIJ[some], self.head_weights_TI[some], self.visible_T[some], tiles
+                    self.q_TIJ[some],
+                    self.head_weights_TI[some],
+                    self.visible_T[some],
+                    plan_tiles(self.tiles.positions_T[some]),
+                    self.first + begin,
+                    self.ratio,
                 ),
             )
 
@@ -89,6 +108,8 @@ class EntrySelector:
                 head_weights_TI[span.rows],
                 (span.positions_T + 1) // role.ratio,
                 span.tiles,
+                span.first,
+                role.ratio,
             )
             assert role.kv_owner is not None
             keys = self.blocks.index_keys(role.kv_owner, span.block_ids)
@@ -112,10 +133,14 @@ class EntrySelector:
         topk_TS = visible_T.new_empty(len(visible_T), config.index_topk)
         pool_columns = config.candidate_blocks if role.is_candidate_source else 0
         pool_TB = visible_T.new_empty(len(visible_T), pool_columns)
-        width = int(visible_T[-1]) if len(visible_T) else 0
-        for some, piece in queries.cut(width):
+        for some, piece in queries.cut(queries.width):
             scores_TG = operations.score_entries(
-                piece.q_TIJ, piece.head_weights_TI, keys, piece.visible_T, piece.tiles
+                piece.q_TIJ,
+                piece.head_weights_TI,
+                keys,
+                piece.visible_T,
+                piece.tiles,
+                width=piece.width,
             )
             topk_TS[some] = operations.select_topk(scores_TG, config.index_topk)
             if role.is_candidate_source:

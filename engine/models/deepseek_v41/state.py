@@ -16,6 +16,7 @@ from kvstore.layout import BLOCK_TOKENS
 
 from ...errors import InvalidRequest, StateSlotsExhausted
 from .config import DeepseekV41Config
+from .host_bytes import on_host
 from .layout import ByteRun, StateOffsets, group_tokens, state_offsets
 from .ring import Ring
 
@@ -238,12 +239,13 @@ class SequenceState:
         )
 
     def copy_stored_window(self, position: int, into: torch.Tensor) -> None:
-        """Copy the encoder's window before `position` as it is stored: uint8 [stored bytes].
+        """Copy the encoder's window before `position` as it is stored: uint8 [stored bytes], on
+        the host.
 
         Nothing else of the sequence gets into it, so the copy is the same whenever it is taken.
         """
         assert self.holds_window(position), f"no window at {position}, length {self._length}"
-        into[:] = self.window_memory
+        into[:] = on_host(self.window_memory)
         end = 0
         for run in self._offsets.rings[: len(self._encoder_rings)]:
             into[end : run.offset] = 0
@@ -272,18 +274,21 @@ class SequenceState:
 
 
 class StatePool:
-    """`slots` state slots: uint8 `memory` [slot, state bytes]. May be used by several threads.
+    """`slots` state slots: uint8 `memory` [slot, state bytes], on `device`. May be used by several
+    threads.
 
     Memory is zero at first and never cleared again; a slot given back is used again as it is.
     """
 
-    def __init__(self, config: DeepseekV41Config, slots: int) -> None:
+    def __init__(
+        self, config: DeepseekV41Config, slots: int, *, device: torch.device | str = "cpu"
+    ) -> None:
         if slots < 1:
             raise InvalidRequest("state slots", given=slots, expected="1 or more")
         self.config = config
         self.slots = slots
         self.offsets = state_offsets(config)
-        self.memory = torch.zeros(slots, self.offsets.state_bytes, dtype=torch.uint8)
+        self.memory = torch.zeros(slots, self.offsets.state_bytes, dtype=torch.uint8, device=device)
         self._free = list(reversed(range(slots)))
         self._in_use: dict[int, SequenceState] = {}
         self._lock = Lock()

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .metric_readers import count_by_health, read_mapping, read_number, read_targets
+from ...metrics.readings import read_mapping, read_number
+from .metric_readers import count_by_health, read_targets
 
 SAMPLE_INTERVAL_S = 10.0
 """How often the worker takes a sample."""

@@ -9,8 +9,9 @@ from typing import Any
 from ... import wire
 from ...client.statistics import read_statistics
 from ...errors import NodeError
+from ...metrics.readings import read_mapping
 from .handle import WorkerHandle
-from .metric_readers import MetricSources, read_mapping
+from .metric_readers import MetricSources
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The table of all metrics: name, kind, labels, unit, help, and where the figure comes from. Pure.
 
 docs/metrics.md explains each; a test compares both ways. Every metric has the label `node` before
-its own ones; those of agents are in `admin/agent_metric_table`. A name is never given another
+its own ones; those of agents and of engines have tables of their own. A name is never given another
 meaning: what it means changes only with its name.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from ...metrics.readings import MetricHead, Sample
 from .metric_readers import (
     MetricSources,
     Reader,
-    Sample,
     class_hit_tokens,
     namespace_misses,
     namespace_tokens,
@@ -36,24 +35,6 @@ from .metric_readers import (
     worker_field,
     worker_map,
 )
-
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-@dataclass(frozen=True, slots=True)
-class MetricHead:
-    """What a metric is called. A counter's name ends in `_total`; units are those of Prometheus."""
-
-    name: str
-    kind: Kind
-    labels: tuple[str, ...]
-    unit: str
-    help: str
-
-    def __post_init__(self) -> None:
-        assert self.name.startswith("cachalot_")
-        assert self.name.endswith("_total") == (self.kind == "counter"), self.name
-        assert self.help.endswith("."), self.name
 
 
 @dataclass(frozen=True, slots=True)

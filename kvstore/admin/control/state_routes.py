@@ -18,6 +18,7 @@ from ...client.statistics import read_statistics
 from ...cluster.entities import Node
 from ...errors import InvalidArgument, NodeError
 from ...key import KEY_BYTES
+from ...metrics.exposition import CONTENT_TYPE
 from ...retention import RetentionPolicy
 from ..cluster_status import ClusterStatus, describe_cluster, summarise
 from ..worker_status import render_workers
@@ -26,7 +27,7 @@ from .changes import VerifyBody
 from .gather import WorkerGatherer
 from .handle import Values, WorkerHandle
 from .metric_sources import gather_sources
-from .metrics import CONTENT_TYPE, render_metrics
+from .metrics import render_metrics
 
 STAT_DEADLINE_S = 2.0
 INSPECT_DEADLINE_S = 5.0

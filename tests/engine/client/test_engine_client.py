@@ -50,22 +50,76 @@ async def test_client_waits_and_asks_again_when_workers_are_busy(folder: Path) -
         assert pauses == [0.02, 0.04, 0.08, 0.16]
 
 
+class Clock:
+    """Time goes by in sleep only, and there at once."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        self.pauses.append(pause_s)
+
+
 async def test_client_gives_up_when_workers_are_busy_for_too_long(folder: Path) -> None:
-    pauses: list[float] = []
-
-    async def sleep(pause_s: float) -> None:
-        pauses.append(pause_s)
-
+    clock = Clock()
     async with serving(folder, "b", say(Refused(reason="busy", cause="busy"))) as (_, place):
         client = EngineClient(
             EnginePlaces(both=(place,)),
-            sleep=sleep,
-            deadlines=ClientDeadlines(busy_s=5),
-            clock=lambda: 0.0,
+            sleep=clock.sleep,
+            deadlines=ClientDeadlines(patience_s=5),
+            clock=clock,
         )
-        with pytest.raises(EnginesUnavailable, match="busy"):
+        with pytest.raises(
+            EnginesUnavailable, match=r"goes on with it for 5 s: .*busy \(\d+ times"
+        ):
             await tokens_of(client)
-        assert 5 < sum(pauses) < 7
+        assert clock.now_s == pytest.approx(5)
+
+
+async def test_client_waits_for_absent_workers_as_long_as_its_patience(folder: Path) -> None:
+    """The attempts are bounded too; and a new token begins the time anew."""
+    clock = Clock()
+    first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t"))
+    absent = WorkerAddress(path=folder / "none.sock")
+    async with serving(folder, "p", say(*first)) as (_, place):
+        client = EngineClient(
+            EnginePlaces(prefill=(place,), decode=(absent,)),
+            sleep=clock.sleep,
+            deadlines=ClientDeadlines(patience_s=60),
+            clock=clock,
+        )
+        with pytest.raises(EnginesUnavailable, match=r"none\.sock: no connection.*\(\d+ times\)"):
+            await tokens_of(client)
+    assert clock.now_s == pytest.approx(60)
+    assert len(clock.pauses) < 70
+
+
+async def test_client_that_never_met_a_worker_says_at_once_that_none_is_there(folder: Path) -> None:
+    places = EnginePlaces(
+        prefill=(WorkerAddress(path=folder / "p.sock"),),
+        decode=(WorkerAddress(path=folder / "d.sock"),),
+    )
+    clock = Clock()
+    client = EngineClient(places, sleep=clock.sleep, clock=clock)
+    with pytest.raises(EnginesUnavailable, match="no engine worker is there: ") as caught:
+        await tokens_of(client)
+    assert (len(caught.value.tried), clock.pauses) == (2, [])
+
+
+async def test_client_that_met_its_workers_waits_for_them_also_for_a_new_request(
+    folder: Path,
+) -> None:
+    clock = Clock()
+    async with serving(folder, "b", say(*WHOLE)) as (_, place):
+        client = EngineClient(EnginePlaces(both=(place,)), sleep=clock.sleep, clock=clock)
+        await tokens_of(client)
+    with pytest.raises(EnginesUnavailable, match="goes on with it for 60 s"):
+        await tokens_of(client)
 
 
 async def test_time_that_busy_workers_take_to_say_so_counts_as_waiting(folder: Path) -> None:
@@ -80,18 +134,18 @@ async def test_time_that_busy_workers_take_to_say_so_counts_as_waiting(folder: P
         client = EngineClient(
             EnginePlaces(both=(place,)),
             sleep=_sleep_not,
-            deadlines=ClientDeadlines(busy_s=5),
+            deadlines=ClientDeadlines(patience_s=5),
             clock=lambda: now_s,
         )
         with pytest.raises(EnginesUnavailable):
             await tokens_of(client)
-        assert len(desk.asked) == 3
+        assert len(desk.asked) == 4
 
 
 async def test_client_gives_up_after_a_bounded_number_of_faults(folder: Path) -> None:
     async with serving(folder, "b", say(Failed(reason="no room"))) as (desk, place):
-        client = EngineClient(EnginePlaces(both=(place,)), failures_max=3, sleep=_sleep_not)
-        with pytest.raises(EnginesUnavailable, match=r"after 3 attempt\(s\)"):
+        client = EngineClient(EnginePlaces(both=(place,)), faults_max=3, sleep=_sleep_not)
+        with pytest.raises(EnginesUnavailable, match=r"after 3 faults: .*no room \(3 times\)"):
             await tokens_of(client)
         assert len(desk.asked) == 3
 
@@ -155,8 +209,8 @@ async def _sleep_not(pause_s: float) -> None:
 async def test_workers_that_pass_a_request_round_for_ever_are_noticed(folder: Path) -> None:
     for name, ticket in (("a", None), ("b", b"t")):
         async with serving(folder, name, say(HandedOver(ticket=ticket))) as (desk, place):
-            client = EngineClient(EnginePlaces(both=(place,)), failures_max=4, sleep=_sleep_not)
-            with pytest.raises(EnginesUnavailable):
+            client = EngineClient(EnginePlaces(both=(place,)), faults_max=4, sleep=_sleep_not)
+            with pytest.raises(EnginesUnavailable, match=rf"{name}\.sock: .*hand.*\(4 times\)"):
                 await tokens_of(client)
             assert len(desk.asked) == 4
 
@@ -168,7 +222,7 @@ async def test_client_lets_go_of_a_worker_that_does_not_read(folder: Path) -> No
         deaf.listen()
         deadlines = ClientDeadlines(first_token_s=0.01)
         places = EnginePlaces(both=(WorkerAddress(path=path),))
-        client = EngineClient(places, deadlines=deadlines, failures_max=1)
+        client = EngineClient(places, deadlines=deadlines, faults_max=1)
         with pytest.raises(EnginesUnavailable, match="nothing from it"):
             # More than the socket holds, so that some of it is still to be sent.
             await anext(client.generate([1] * (1 << 20), max_tokens=1))

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.client import EnginePlaces
-from engine.client.answer import AnswerProgress, WorkerLost
+from engine.client.answer import AnswerProgress, WorkerAbsent, WorkerLost
 from engine.client.route import Route, choose_worker
+from engine.client.trials import KEPT_MAX, Trials
 from engine.errors import EnginesUnavailable
 from engine.sampling import GREEDY
 from engine.worker.address import WorkerAddress
@@ -28,9 +29,9 @@ def progress_of() -> AnswerProgress:
     )
 
 
-def route_of(*, failures_max: int = 6) -> Route:
+def route_of(*, faults_max: int = 6) -> Route:
     places = EnginePlaces(prefill=(P1, P2), decode=(D1, D2))
-    return Route(places=places, failures_max=failures_max)
+    return Route(places=places, faults_max=faults_max)
 
 
 def busy() -> Refused:
@@ -38,6 +39,7 @@ def busy() -> Refused:
 
 
 def hand_over(route: Route, place: WorkerAddress, ticket: bytes | None) -> None:
+    route.note_progress(1)
     route.note_hand_over(place, HandedOver(ticket=ticket), has_grown=True)
 
 
@@ -124,22 +126,64 @@ def test_nobody_is_waited_for_until_all_were_asked_in_vain() -> None:
 
 
 def test_request_that_is_only_passed_on_is_given_up() -> None:
-    route = route_of(failures_max=3)
-    for place in (P1, D1, D2):
+    route = route_of(faults_max=4)
+    said = ((P1, None, "arena is full"), (D1, b"t", ""), (D2, None, ""), (D2, b"u", ""))
+    for place, ticket, reason in said:
         route.next_worker(NOBODY)
-        route.note_hand_over(place, HandedOver(ticket=None), has_grown=False)
-    with pytest.raises(EnginesUnavailable, match="no room to hand over"):
+        route.note_hand_over(place, HandedOver(ticket=ticket, reason=reason), has_grown=False)
+    with pytest.raises(EnginesUnavailable) as caught:
         route.next_worker(NOBODY)
+    assert caught.value.tried == [
+        "p1:1: not handed over: arena is full",
+        "d1:1: handed over without a token",
+        "d2:1: not handed over: it does not say why",
+        "d2:1: handed over without a token",
+    ]
 
 
 def test_request_is_given_up_after_too_many_faults_and_says_what_was_tried() -> None:
-    route = route_of(failures_max=2)
+    route = route_of(faults_max=2)
     route.note_refusal(P1, busy())
     route.note_fault(P1, WorkerLost("gone"), was_begun=False)
     route.note_fault(P2, Failed(reason="no room"), was_begun=True)
-    with pytest.raises(EnginesUnavailable) as caught:
+    with pytest.raises(EnginesUnavailable, match="answers after 2 faults: p1:1: busy") as caught:
         route.next_worker(NOBODY)
     assert caught.value.tried == ["p1:1: busy", "p1:1: gone", "p2:1: no room"]
+
+
+def test_absent_workers_are_no_fault_of_the_request_and_are_named_once() -> None:
+    route = route_of(faults_max=2)
+    for _ in range(40):
+        for place in (D1, D2):
+            route.note_fault(place, WorkerAbsent("no connection"), was_begun=False)
+    assert route.next_worker(NOBODY) in (P1, P2)
+    assert route.trials.total == 80
+    assert route.trials.describe() == tuple(
+        f"{place}: no connection (40 times)" for place in (D1, D2)
+    )
+
+
+def test_faults_are_forgotten_when_a_worker_goes_on_with_the_answer_and_not_for_one_token() -> None:
+    """A prefill worker that is the only one to do anything computes the prompt for each token."""
+    route = route_of(faults_max=2)
+    route.note_fault(D1, WorkerLost("gone"), was_begun=True)
+    route.note_progress(2)
+    for _ in range(2):
+        route.next_worker(NOBODY)
+        route.note_progress(1)
+        route.note_refusal(D1, Refused(reason="no room", cause="ticket"))
+    with pytest.raises(EnginesUnavailable, match="no room"):
+        route.next_worker(NOBODY)
+
+
+def test_what_was_tried_is_bounded() -> None:
+    trials = Trials()
+    for number in range(1000):
+        trials.note(P1, f"fault {number}")
+    trials.note(P1, "fault 990")
+    assert trials.total == 1001
+    assert len(trials.describe()) == KEPT_MAX
+    assert trials.describe()[-1] == "p1:1: fault 990 (2 times)"
 
 
 @given(

@@ -18,6 +18,7 @@ from engine.models.deepseek_v41.rows import Chunk, ImageRows
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.state import SequenceState, StatePool
 from engine.models.deepseek_v41.weights import ModelWeights
+from kernels.operations import REFERENCE, Operations
 from kvstore.layout import BLOCK_TOKENS
 
 
@@ -37,11 +38,21 @@ class ModelBench:
         *,
         blocks: int = 16,
         slots: int = 6,
+        operations: Operations = REFERENCE,
     ) -> ModelBench:
-        pool = BlockPool(block_bytes=block_layout(config).block_bytes, capacity_blocks=blocks)
+        device = weights.embedding.device
+        pool = BlockPool(
+            block_bytes=block_layout(config).block_bytes, capacity_blocks=blocks, device=device
+        )
         pool.memory.zero_()
-        model = DeepseekV41(config, weights, compressed_ids_V=compressed_ids_V, pool=pool)
-        return ModelBench(model, pool, StatePool(config, slots=slots))
+        model = DeepseekV41(
+            config,
+            weights,
+            compressed_ids_V=compressed_ids_V,
+            pool=pool,
+            operations=operations,
+        )
+        return ModelBench(model, pool, StatePool(config, slots=slots, device=device))
 
     def begin(self, tokens: int) -> SequenceState:
         """A fresh sequence with room for so many tokens."""
@@ -96,9 +107,15 @@ class ModelBench:
 
 
 def nano_bench(
-    seed: int = 5, *, candidate_blocks: int | None = None, noise_seed: int | None = None
+    seed: int = 5,
+    *,
+    candidate_blocks: int | None = None,
+    noise_seed: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    operations: Operations = REFERENCE,
 ) -> ModelBench:
-    """The shipped nano model with random weights.
+    """The shipped nano model with random weights, which are the same on every device.
 
     `candidate_blocks`: another size of the pool. `noise_seed`: weights moved by 1e-7 of each.
     """
@@ -114,4 +131,5 @@ def nano_bench(
         }
     assert config.engram is not None
     ids = torch.arange(config.vocabulary) % config.engram.compressed_vocabulary
-    return ModelBench.build(config, build_weights(config, tensors), ids)
+    weights = build_weights(config, tensors, dtype, device=device)
+    return ModelBench.build(config, weights, ids, operations=operations)

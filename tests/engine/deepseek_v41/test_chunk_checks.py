@@ -90,4 +90,4 @@ def test_compressed_id_outside_the_compressed_vocabulary_is_refused(
     ids = torch.arange(384) % 300
     ids[7] = number
     with pytest.raises(AssertionError):
-        Engram(bench.model.config, REFERENCE, ids)
+        Engram(bench.model.config, REFERENCE, ids, torch.device("cpu"))

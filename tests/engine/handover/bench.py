@@ -108,11 +108,11 @@ class Handover:
         return self.target.attached.pop()
 
     def refusal(self, ticket: bytes) -> HandoverRefused:
-        """Why a ticket that was read was not good in the end."""
+        """Why a ticket is no good."""
         self.receiver.begin(ticket, "refused")
         (arrival,) = wait_for(self.receiver.poll)
         assert arrival.request_id == "refused"
-        assert arrival.refusal is not None
+        assert isinstance(arrival.refusal, HandoverRefused)
         assert self.target.attached == []
         return arrival.refusal
 

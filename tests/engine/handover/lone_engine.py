@@ -22,10 +22,11 @@ from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.state import StatePool
 from engine.models.deepseek_v41.weights import ModelWeights
 from engine.request import Request
+from engine.request_checks import PreparedRequest
 from engine.runners.v41_runner import V41Runner
 from engine.sampling import FloatArray, choose_token
 from engine.sequence import Sequence
-from kvstore.key import Namespace
+from kvstore.key import KeyChain, Namespace
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import HitPlan
 
@@ -66,7 +67,10 @@ class LoneEngine:
 
     # What the receiver asks ---------------------------------------------------------------------
 
-    def open_for_handover(self, request: Request) -> Sequence | None:
+    def open_for_handover(self, asked: PreparedRequest, /) -> Sequence | None:
+        return self._open(asked.request)
+
+    def _open(self, request: Request) -> Sequence | None:
         sequence = Sequence(request)
         try:
             sequence.block_ids = self.runner.pool.allocate(-(-len(sequence.token_ids) // 128))
@@ -79,7 +83,8 @@ class LoneEngine:
             return None
         return sequence
 
-    def attach(self, sequence: Sequence) -> None:
+    def attach(self, sequence: Sequence, chain: KeyChain, /) -> None:
+        assert len(chain.keys) == len(sequence.token_ids) // BLOCK_TOKENS
         self.attached.append(sequence)
 
     def release(self, sequence: Sequence) -> None:
@@ -90,7 +95,7 @@ class LoneEngine:
     # Work ---------------------------------------------------------------------------------------
 
     def open(self, request: Request) -> Sequence:
-        sequence = self.open_for_handover(request)
+        sequence = self._open(request)
         assert sequence is not None
         return sequence
 

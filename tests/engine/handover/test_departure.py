@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from engine.handover.departure import Departure, Dispatch, Parting
-from engine.section_copy import SectionCopy
+from engine.kv.memcpy_mover import MemcpyMover
 from kvstore.client import ArenaRun, BlockingAgentClient, RunOffer
 from kvstore.errors import AgentUnreachable
 from kvstore.key import Namespace
@@ -59,7 +59,7 @@ def test_blocks_are_not_left_on_offer_when_the_state_cannot_be_offered() -> None
     departure = Departure(
         Dispatch(
             agent=cast("BlockingAgentClient", agent),
-            copy=SectionCopy(prompt.pool(1), namespace.layout),
+            mover=MemcpyMover(prompt.pool(1), namespace.layout),
             namespace=namespace,
             state_namespace=replace(namespace, layout=WINDOW),
             lease_deadline_s=1.0,

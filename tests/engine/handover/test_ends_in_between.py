@@ -44,6 +44,7 @@ def test_arrival_that_nobody_waits_for_is_taken_and_let_go(handover: Handover) -
     free = handover.target.free()
     ticket = handover.send(handover.source.answer(SHORT, 2))
     handover.receiver.begin(ticket, "r")
+    wait_for(lambda: not handover.receiver.poll() and handover.target.free() != free)
     handover.receiver.cancel("r")
     wait_for(lambda: not handover.receiver.poll() and handover.receiver.in_flight == 0)
     assert handover.target.free() == free
@@ -51,9 +52,22 @@ def test_arrival_that_nobody_waits_for_is_taken_and_let_go(handover: Handover) -
     assert handover.receiver.counts.cancelled == 1
 
 
+def test_ticket_that_nobody_waits_for_is_left_when_its_runs_were_not_taken(
+    handover: Handover,
+) -> None:
+    free = handover.target.free()
+    ticket = handover.send(handover.source.answer(SHORT, 2))
+    handover.receiver.begin(ticket, "r")
+    handover.receiver.cancel("r")
+    wait_for(lambda: not handover.receiver.poll() and handover.receiver.in_flight == 0)
+    assert handover.target.free() == free
+    handover.target.release(handover.receive(ticket))
+
+
 def test_receiver_that_is_closed_lets_go_of_what_arrives(handover: Handover) -> None:
     free = handover.target.free()
     handover.receiver.begin(handover.send(handover.source.answer(SHORT, 2)), "r")
+    wait_for(lambda: not handover.receiver.poll() and handover.target.free() != free)
     assert handover.receiver.close(20)
     assert (handover.target.free(), handover.target.attached) == (free, [])
 

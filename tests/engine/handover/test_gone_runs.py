@@ -9,8 +9,17 @@ from engine.errors import EngineBusy
 from engine.handover.receiver import HandoverReceiver
 from engine.handover.sender import state_namespace
 from engine.handover.ticket import read_ticket
-from kvstore.client import AgentClient, BlockingAgentClient
-from tests.engine.handover.bench import REQUEST, SHORT, Handover, arena_runs, changed
+from kvstore.client import AgentClient, BlockingAgentClient, RunOffer
+from kvstore.errors import AgentRefused
+from kvstore.key import Namespace
+from tests.engine.handover.bench import (
+    REQUEST,
+    SHORT,
+    Handover,
+    arena_runs,
+    changed,
+    request_of,
+)
 from tests.engine.handover.lone_engine import OpenEngine
 from tests.engine.handover.waiting import wait_for
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -64,9 +73,11 @@ def test_sequence_is_not_sent_when_the_arena_is_full(
         handover.source.prefill_until_last(sequence)
         handover.sender.begin(sequence)
         handover.source.step(sequence)
-        ticket = handover.sender.finish(sequence)
+        reasons: list[str] = []
+        ticket = handover.sender.finish(sequence, on_unsent=reasons.append)
         handover.source.release(sequence)
         assert ticket.result(timeout=20) is None
+        assert reasons == ["no room in the arena of its agent"]
         hoard.release()
     assert handover.source.free() == free
     assert (handover.sender.counts.failed, handover.faults.count) == (1, 0)
@@ -77,12 +88,15 @@ def test_sequence_is_not_sent_when_the_arena_is_full(
 def test_ticket_is_as_good_as_before_when_a_receiver_has_no_room(
     open_engine: OpenEngine, client: BlockingAgentClient, agent: AgentProcess
 ) -> None:
-    handover = Handover.between(open_engine, client, client, target_blocks=1)
-    free = handover.target.free()
+    handover = Handover.between(open_engine, client, client)
     ticket = handover.send(handover.source.answer(REQUEST, 2))
-    with pytest.raises(EngineBusy):
-        handover.receiver.begin(ticket, "r")
+    other = handover.target.open(request_of(7 * 128))
+    handover.receiver.begin(ticket, "r")
+    free = handover.target.free()
+    (arrival,) = wait_for(handover.receiver.poll)
+    assert isinstance(arrival.refusal, EngineBusy)
     assert handover.target.free() == free
+    handover.target.release(other)
     roomy = open_engine()
     receiver = HandoverReceiver(client, roomy, on_change=lambda: None)
     receiver.begin(ticket, "r")
@@ -101,3 +115,35 @@ def test_runs_go_back_when_nobody_will_use_the_ticket(handover: Handover) -> Non
     assert ticket is not None
     assert handover.sender.close(20)
     assert handover.refusal(ticket).what == "run of blocks"
+
+
+def offer_until_refused(client: BlockingAgentClient, namespace: Namespace) -> list[RunOffer]:
+    """Offers until the agent takes not one block more."""
+    offers: list[RunOffer] = []
+    for blocks in (16, 1):
+        while True:
+            run = client.lease_run(namespace, blocks)
+            assert run is not None
+            with run:
+                try:
+                    offers.append(client.offer_run(run))
+                except AgentRefused:
+                    break
+    return offers
+
+
+def test_agent_that_takes_no_offer_any_more_is_no_fault_and_counted_by_itself(
+    handover: Handover, client: BlockingAgentClient
+) -> None:
+    offers = offer_until_refused(client, handover.source.runner.namespace)
+    reasons: list[str] = []
+    sequence = handover.source.answer(REQUEST, 2)
+    sent = handover.sender.finish(sequence, on_unsent=reasons.append)
+    handover.source.release(sequence)
+    assert sent.result(timeout=20) is None
+    counts = handover.sender.counts
+    assert (counts.sent, counts.failed, counts.refused) == (0, 0, 1)
+    assert handover.faults.count == 0
+    assert "are offered already" in reasons[0]
+    for offer in offers:
+        assert client.withdraw_offer(offer)

@@ -110,16 +110,16 @@ def test_sequence_goes_over_between_hosts(
 
 
 def test_request_goes_on_with_all_that_it_asked_for(handover: Handover) -> None:
-    request = request_of(140, stop_ids=frozenset({7, 1}), ttl_class="agent", max_tokens=9)
+    request = request_of(140, stop_ids=frozenset({7001, 7000}), ttl_class="agent", max_tokens=9)
     ticket = handover.send(handover.source.answer(request, 3), moves=1)
-    begun = handover.receiver.begin(ticket, "mine")
+    handover.receiver.begin(ticket, "mine")
     (arrival,) = wait_for(handover.receiver.poll)
-    sequence = handover.target.attached.pop()
     assert (arrival.request_id, arrival.moves, arrival.refusal) == ("mine", 1, None)
-    assert sequence.request is begun
+    sequence = handover.target.attached.pop()
+    begun = sequence.request
     assert (begun.request_id, begun.max_tokens, begun.ttl_class) == ("mine", 9, "agent")
     assert begun.sampling == SAMPLED
-    assert begun.stop_ids == {1, 7}
+    assert begun.stop_ids == {7000, 7001}
     assert (begun.prompt_ids, len(begun.answered_ids)) == (request.prompt_ids, 3)
     assert sequence.token_ids == [*begun.prompt_ids, *begun.answered_ids]
     handover.target.release(sequence)

@@ -52,14 +52,35 @@ def test_sequence_is_not_sent_when_the_agent_dies(
     handover.source.step(begun)
     not_begun = handover.source.answer(SHORT, 1)
     other_agent.kill()
-    tickets = []
+    tickets, reasons = [], list[str]()
     for sequence in (begun, not_begun):
-        tickets.append(handover.sender.finish(sequence))
+        tickets.append(handover.sender.finish(sequence, on_unsent=reasons.append))
         handover.source.release(sequence)
     assert [ticket.result(timeout=20) for ticket in tickets] == [None, None]
-    assert (handover.sender.counts.failed, handover.faults.count > 0) == (2, True)
+    assert len(reasons) == 2
+    assert all(reason.startswith("its agent fails: ") for reason in reasons)
+    assert (handover.sender.counts.failed, handover.faults.count) == (2, 2)
     assert handover.source.free() == free
     handover.check_rerun(REQUEST, 1)
+    handover.close()
+
+
+@pytest.mark.parametrize("family", ["v41"], indirect=True)
+def test_agent_that_is_dead_from_the_beginning_is_one_fault_of_a_sequence(
+    open_engine: OpenEngine, other_client: BlockingAgentClient, other_agent: AgentProcess
+) -> None:
+    """Whatever of its hand-over fails for that: the early copy, and the rest."""
+    handover = Handover.between(open_engine, other_client, other_client)
+    sequence = handover.source.open(REQUEST)
+    handover.source.prefill_until_last(sequence)
+    other_agent.kill()
+    handover.sender.begin(sequence)
+    wait_for(lambda: handover.faults.count == 1)
+    handover.source.step(sequence)
+    ticket = handover.sender.finish(sequence)
+    handover.source.release(sequence)
+    assert ticket.result(timeout=20) is None
+    assert (handover.sender.counts.failed, handover.faults.count) == (1, 1)
     handover.close()
 
 

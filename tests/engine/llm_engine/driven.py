@@ -24,6 +24,14 @@ class Kept:
     blocks: dict[bytes, bytes] = field(default_factory=dict)
     windows: dict[bytes, bytes] = field(default_factory=dict)
 
+    def put_block(self, key: bytes, data: bytes, *, is_dense: bool) -> None:
+        first = self.blocks.setdefault(key, data)
+        # Equal keys are equal bits, but for what a bounded replay leads to.
+        assert not is_dense or first == data
+
+    def put_window(self, key: bytes, record: bytes) -> None:
+        self.windows[key] = record
+
 
 @dataclass(frozen=True, eq=False)
 class SaveJob:
@@ -70,15 +78,17 @@ class DrivenSink:
         job = self.jobs.popleft()
         for key, block_id in zip(job.keys, job.block_ids, strict=True):
             data = bytes(self._pool.buffer(block_id))
-            first = self._kept.blocks.setdefault(key, data)
-            # Equal keys are equal bits, but for what a bounded replay leads to.
-            assert not self._is_dense or first == data
+            self._kept.put_block(key, data, is_dense=self._is_dense)
         self._pool.release(job.block_ids)
         job.receipt.settle(stored=len(job.block_ids))
 
+    @property
+    def dropped_windows(self) -> int:
+        return 0
+
     def save_window(self, key: bytes, record: memoryview) -> None:
         self.windows_saved += 1
-        self._kept.windows[key] = bytes(record)
+        self._kept.put_window(key, bytes(record))
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
         while self._pool.free_blocks < blocks:
@@ -104,6 +114,8 @@ class DrivenSource:
     def __init__(self, runner: ModelRunner, kept: Kept) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.is_held = False
+        self.are_slow_to_end = False
+        """Loads that are given up write on, until they are told to end."""
         self.loads: list[DrivenLoad] = []
         self.runner = runner
         self.kept = kept
@@ -146,6 +158,12 @@ class DrivenLoad:
         self.references: list[int] = []
         self.comes_while_waited_for = False
         """Sections come when a pass waits for them."""
+        self.confirmations = 0
+        self.is_lost_in_the_pass = False
+        """The pass has read what nobody knows."""
+        self.is_given_up = False
+        self._blocks: dict[bytes, bytes] = {}
+        self._windows: dict[bytes, bytes] = {}
 
     # For the engine -------------------------------------------------------------------------------
 
@@ -182,8 +200,16 @@ class DrivenLoad:
         if self._sections_done <= section:
             raise LoadFellShort
 
+    def confirm(self) -> None:
+        self.confirmations += 1
+        if self.is_lost_in_the_pass:
+            raise LoadFellShort
+
     def give_up(self) -> None:
-        if self._outcome is None:
+        if self._outcome is not None:
+            return
+        self.is_given_up = True
+        if not (self._source.are_slow_to_end and self.is_begun):
             self.end(blocks=0)
 
     # For the test ---------------------------------------------------------------------------------
@@ -193,10 +219,12 @@ class DrivenLoad:
         return self._plan != MISS
 
     def answer(self, *, is_lost: bool = False) -> None:
-        """What is stored; nothing, if the store `is_lost`."""
+        """What is stored; nothing, if the store `is_lost`. What was matched can be had later."""
+        kept = self._source.kept
+        self._blocks, self._windows = dict(kept.blocks), dict(kept.windows)
         matched = 0
         while not is_lost and matched < len(self._keys):
-            if self._keys[matched] not in self._source.kept.blocks:
+            if self._keys[matched] not in self._blocks:
                 break
             matched += 1
         self._found = PrefixFound(
@@ -207,7 +235,7 @@ class DrivenLoad:
     def bring_window(self) -> None:
         anchor = self._plan.window_anchor
         if anchor is not None:
-            record = self._source.kept.windows[self._keys[anchor // BLOCK_TOKENS - 1]]
+            record = self._windows[self._keys[anchor // BLOCK_TOKENS - 1]]
             self._window = memoryview(bytearray(record))
 
     def bring(self, sections: int | None = None) -> None:
@@ -216,7 +244,7 @@ class DrivenLoad:
         count = len(self._layout.sections) if sections is None else sections
         ranges = _section_ranges(self._layout)[self._sections_done : count]
         for number, block_id in enumerate(self.references):
-            data = self._source.kept.blocks[self._keys[self._first + number]]
+            data = self._blocks[self._keys[self._first + number]]
             for section in ranges:
                 self._pool.buffer(block_id)[section] = data[section]
         self._sections_done = max(self._sections_done, count)
@@ -226,12 +254,12 @@ class DrivenLoad:
     def is_whole(self) -> bool:
         return self._sections_done == len(self._layout.sections)
 
-    def end_short(self, blocks: int) -> None:
+    def end_short(self, blocks: int, *, with_window: bool = True) -> None:
         """Nothing more comes, and no more than the first `blocks` of those asked for are whole."""
         for number in range(blocks):
-            data = self._source.kept.blocks[self._keys[self._first + number]]
+            data = self._blocks[self._keys[self._first + number]]
             self._pool.buffer(self.references[number])[:] = data
-        self.end(blocks)
+        self.end(blocks, with_window=with_window)
 
     def end(self, blocks: int | None = None, *, with_window: bool = True) -> None:
         """Nothing more comes; `blocks` of those asked for are whole, all that came by default."""
@@ -252,7 +280,7 @@ class DrivenLoad:
         anchors = {
             (index + 1) * BLOCK_TOKENS
             for index, key in enumerate(self._keys)
-            if key in self._source.kept.windows
+            if key in self._windows
         }
         return plan_hit(self._prompt_tokens, matched, anchors)
 

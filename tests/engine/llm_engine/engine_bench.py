@@ -27,6 +27,7 @@ from engine.sampling import Sampling
 from engine.scheduler.cost import PrefillCost
 from kvstore.key import Namespace
 from tests.engine.llm_engine.driven import DrivenSink, DrivenSource, Kept
+from tests.engine.llm_engine.summing_runner import SummingRunner
 from tests.engine.runners.runner_bench import nano_config, nano_model
 from tests.engine.tiny_model import TinyModel
 
@@ -68,6 +69,16 @@ def nano(pool_blocks: int, state_slots: int) -> ModelRunner:
     return V41Runner(nano_model().build(pool), pool=pool, states=states, namespace=namespace)
 
 
+def summing(pool_blocks: int, state_slots: int) -> ModelRunner:
+    """A runner with window state that costs next to nothing."""
+    return SummingRunner(pool_blocks, state_slots)
+
+
+def dense_summing(pool_blocks: int, state_slots: int) -> ModelRunner:
+    """One without window state."""
+    return SummingRunner(pool_blocks, state_slots, is_dense=True)
+
+
 MakeRunner = Callable[[int, int], ModelRunner]
 
 
@@ -82,6 +93,8 @@ class Clock:
 @dataclass(eq=False)
 class Answer:
     token_ids: list[int] = field(default_factory=list)
+    replays: list[int | None] = field(default_factory=list)
+    """For each token that came, where the replay began that it hangs on."""
     finish_reason: str | None = None
     report: RequestReport | None = None
     is_prefilled: bool = False
@@ -90,6 +103,7 @@ class Answer:
         assert self.finish_reason is None, "an event after the last one"
         assert event.position == len(self.token_ids), (event, self.token_ids)
         self.token_ids += event.token_ids
+        self.replays += [event.replay_first] * len(event.token_ids)
         self.finish_reason = event.finish_reason
         self.is_prefilled = event.is_prefilled
         self.report = event.report

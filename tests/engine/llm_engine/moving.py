@@ -8,6 +8,17 @@ from tests.engine.llm_engine.engine_bench import EngineBench
 
 def move(source: EngineBench, sequence: Sequence, target: EngineBench) -> bool:
     """Let a copy of a detached sequence decode in another engine; False if that has no room."""
+    opened = copy_into(source, sequence, target)
+    if opened is None:
+        return False
+    target.engine.attach(opened)
+    if target is not source:
+        target.expect(opened.request)
+    return True
+
+
+def copy_into(source: EngineBench, sequence: Sequence, target: EngineBench) -> Sequence | None:
+    """A copy of a detached sequence that the other engine may attach; None if it has no room."""
     layout = source.runner.state_layout
     slot = None if layout is None else bytearray(layout.block_bytes)
     marks = source.runner.pack_state(sequence, None if slot is None else memoryview(slot))
@@ -23,11 +34,8 @@ def move(source: EngineBench, sequence: Sequence, target: EngineBench) -> bool:
     )
     opened = target.engine.open_for_handover(request)
     if opened is None:
-        return False
+        return None
     for block_id, data in zip(opened.block_ids, blocks, strict=False):
         target.runner.pool.buffer(block_id)[:] = data
     target.runner.unpack_state(opened, marks, slot)
-    target.engine.attach(opened)
-    if target is not source:
-        target.expect(request)
-    return True
+    return opened

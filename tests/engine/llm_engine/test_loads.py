@@ -8,6 +8,7 @@ from tests.engine.llm_engine.engine_bench import (
     MakeRunner,
     answer_alone,
     bench,
+    dense_summing,
     llama,
     nano,
     prompt_of,
@@ -142,6 +143,31 @@ def test_prefix_that_falls_short_in_a_pass_is_planned_anew(
 
 
 @pytest.mark.parametrize("make_runner", FAMILIES)
+@pytest.mark.parametrize("blocks", [0, 3])
+def test_pass_over_a_prefix_that_is_not_confirmed_counts_for_nothing(
+    make_runner: MakeRunner, blocks: int
+) -> None:
+    """All of its sections came, and then nobody knew whose bytes they were."""
+    prompt = prompt_of(400)
+    request = request_of("r", prompt)
+    with bench(make_runner, kept=stored(make_runner, prompt[:270], prompt)) as one:
+        one.source.is_held = True
+        one.add(request)
+        one.step()
+        (load,) = one.source.loads
+        load.answer()
+        one.step()
+        load.comes_while_waited_for = load.is_lost_in_the_pass = True
+        load.bring(1)
+        one.step(3)
+        assert one.order == []
+        assert load.confirmations == 1
+        load.end(blocks)
+        one.finish()
+        assert one.tokens("r") == answer_alone(make_runner, request)
+
+
+@pytest.mark.parametrize("make_runner", FAMILIES)
 def test_prefix_that_falls_short_before_its_first_pass_is_planned_anew(
     make_runner: MakeRunner,
 ) -> None:
@@ -237,3 +263,33 @@ def test_blocks_of_an_aborted_load_are_not_used_while_they_are_written() -> None
         assert one.answers["gone"].finish_reason == "aborted"
         assert one.tokens("next") == answer_alone(llama, request_of("next", prompt_of(100, 2), 1))
         one.runner.pool.release(written)
+
+
+def test_load_is_given_up_when_its_request_is_prefilled_before_it_has_ended() -> None:
+    """All of it was there for the pass, and nobody looks at it any more."""
+    prompt = prompt_of(300)
+    with bench(dense_summing, kept=stored(dense_summing, prompt)) as one:
+        one.source.is_held = True
+        one.add(request_of("r", prompt, 9, ends_after_prefill=True))
+        one.step()
+        (load,) = one.source.loads
+        load.answer()
+        one.step()
+        load.bring()
+        one.step_until(lambda: one.answers["r"].is_prefilled, steps_max=3)
+        assert load.is_given_up
+        one.engine.release(one.engine.detach("r"))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_blocks_that_were_there_are_not_saved_again(is_shared: bool) -> None:
+    prompt = prompt_of(300)
+    kept = None if is_shared else stored(dense_summing, prompt)
+    with bench(dense_summing, kept=kept) as one:
+        if is_shared:
+            one.add(request_of("before", prompt, 1))
+            one.finish()
+        one.add(request_of("r", prompt, 100))
+        one.finish()
+        assert one.report("r").hit_tokens == 256
+        assert one.report("r").receipt.summary().stored == 1

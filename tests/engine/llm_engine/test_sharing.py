@@ -144,3 +144,27 @@ def test_what_a_replay_leads_to_is_not_shared() -> None:
         one.source.loads[-1].answer(is_lost=True)
         one.finish()
         assert one.tokens("cold") == answer_alone(make_runner, cold)
+
+
+def test_shared_blocks_that_only_a_save_keeps_are_counted_when_it_is_given_up_for_room() -> None:
+    """They are free then, so the one that takes them finds less room than that made."""
+    prompt = prompt_of(257)
+    late = request_of("late", [*prompt[:256], *prompt_of(140, 2)], 2)
+    with bench(pool_blocks=6, has_source=False) as one:
+        one.sink.is_held = True
+        one.add(request_of("saved", prompt, 1))
+        one.finish()
+        one.add(request_of("long", prompt_of(300, 1), 60))
+        one.step_until(lambda: "long" in one.order)
+        one.sink.jobs.rotate(1)
+        one.sink.save_next()
+        # Two blocks wait to be saved, three are of the answer that runs, one is free.
+        one.add(late)
+        one.step()
+        one.clock.now_s += 1.5
+        one.step()
+        assert "late" in one.engine._schedule.jobs
+        one.sink.is_held = False
+        one.finish()
+        assert one.report("late").shared_tokens == 256
+        assert one.tokens("late") == answer_alone(llama, late)

@@ -97,6 +97,12 @@ def test_read_cost_refuses_a_file_with_anything_else_in_it(
         read_cost(path)
 
 
+def test_read_cost_names_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InvalidRequest, match=f"cost file {path}: given {reason}"):
+            read_cost(path)
+
+
 def test_read_cost_refuses_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_bytes(b"\xff\xfe{}\x00")

@@ -5,7 +5,10 @@ import time
 from collections.abc import Sequence
 from threading import Event
 
+import pytest
+
 from engine.sources.buffer_source import BufferSource
+from engine.sources.load import ThreadedLoad
 from engine.sources.threaded_source import LoadLimits
 from engine.store_faults import StoreFaults
 from kvstore.key import Namespace
@@ -72,3 +75,29 @@ def test_thread_that_comes_to_a_load_as_it_is_given_up_leaves_its_end_to_the_eng
     assert given_up.outcome is not None
     assert pool.free_blocks == pool.capacity_blocks
     assert source.close(DEADLINE_S)
+
+
+def test_load_that_nobody_can_bring_gives_its_references_back() -> None:
+    prompt = StoredPrompt(BLOCKS)
+    pool = prompt.pool(BLOCKS)
+
+    def bring(load: ThreadedLoad) -> bool:
+        raise AssertionError("a thread of this group has died")
+
+    load = ThreadedLoad(
+        prompt.tokens,
+        prompt.keys,
+        sections=len(prompt.namespace.layout.sections),
+        pool=pool,
+        section_wait_s=0.01,
+        bring=bring,
+        on_change=lambda: None,
+        clock=time.monotonic,
+    )
+    block_ids = pool.allocate(BLOCKS)
+    with pytest.raises(AssertionError, match="has died"):
+        load.begin(PLAN, block_ids, 0)
+    pool.release(block_ids)
+    assert pool.free_blocks == BLOCKS
+    assert load.outcome is not None
+    assert load.outcome.blocks == 0

@@ -10,11 +10,12 @@ from typing import cast
 import pytest
 
 from engine.block_pool import BlockPool
-from engine.section_copy import SectionCopy
+from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import ComputeMark, SectionMover, Transfer
 from engine.sources import run_swap
 from engine.sources.load import ThreadedLoad
 from engine.sources.run_swap import RunSwap
-from engine.sources.work_threads import WorkThreads
+from engine.work_threads import WorkThreads
 from kvstore.client import ArenaRun
 from kvstore.errors import AgentUnreachable
 from kvstore.layout import BlockLayout
@@ -55,7 +56,7 @@ class Swap:
         self,
         run: object,
         copying: WorkThreads,
-        make_copy: Callable[[BlockPool, BlockLayout], SectionCopy] = SectionCopy,
+        make_mover: Callable[[BlockPool, BlockLayout], SectionMover] = MemcpyMover,
     ) -> None:
         prompt = StoredPrompt(BLOCKS)
         pool = prompt.pool(BLOCKS)
@@ -74,7 +75,7 @@ class Swap:
         self.swap = RunSwap(
             self.load,
             cast("ArenaRun", run),
-            copy=make_copy(pool, LAYOUT),
+            mover=make_mover(pool, LAYOUT),
             copying=copying,
             clock=time.monotonic,
         )
@@ -96,7 +97,7 @@ def test_section_of_a_run_that_was_lost_while_it_was_copied_is_not_published(las
     assert copying.close(DEADLINE_S)
 
 
-class CopyThatHangs(SectionCopy):
+class CopyThatHangs(MemcpyMover):
     """As one of a process that was stopped in the middle of it."""
 
     def __init__(
@@ -106,10 +107,17 @@ class CopyThatHangs(SectionCopy):
         self._has_begun = has_begun
         self._may_go_on = may_go_on
 
-    def to_pool(self, part: memoryview, section: int, block_ids: Sequence[int]) -> None:
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
         self._has_begun.set()
         assert self._may_go_on.wait(DEADLINE_S)
-        super().to_pool(part, section, block_ids)
+        return super().to_pool(part, section, block_ids, after=after)
 
 
 class CountedThreads(WorkThreads):

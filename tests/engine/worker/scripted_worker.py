@@ -24,7 +24,7 @@ from engine.worker.messages import (
 )
 from engine.worker.server import WorkerServer
 
-DEADLINES = ClientDeadlines(connect_s=30, first_token_s=30, between_tokens_s=30, busy_s=30)
+DEADLINES = ClientDeadlines(connect_s=30, first_token_s=30, between_tokens_s=30, patience_s=30)
 Script: TypeAlias = Callable[[Request | bytes], list[Answer]]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import InvalidRequest
 from engine.worker import __main__ as command
 from engine.worker.address import WorkerAddress
 from engine.worker.main import LOST_HOST_S, _listen
@@ -105,6 +106,28 @@ def test_small_model_has_one_thread_and_a_large_one_all_cores() -> None:
 )
 def test_memory_is_read_as_bytes(text: str, size_bytes: int) -> None:
     assert parse_memory_bytes("--pool-memory", text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (None, "Address already in use"),
+        # Of a network that is for documents only.
+        (WorkerAddress(host="192.0.2.1", port=5), "Cannot assign requested address"),
+        (WorkerAddress(host="a.invalid", port=5), ""),
+    ],
+)
+def test_address_that_cannot_be_listened_on_is_named(
+    address: WorkerAddress | None, reason: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = address or WorkerAddress(host="127.0.0.1", port=taken.getsockname()[1])
+        with pytest.raises(InvalidRequest) as caught, _listen(place):
+            pass
+    said = str(caught.value)
+    assert said.startswith(f"--listen: given {place}: {reason}")
+    assert said.endswith(", expected an address of this host, and a port that nobody listens on")
+    assert "(" not in said
 
 
 def test_connections_of_a_host_that_vanishes_come_to_an_end() -> None:

@@ -40,7 +40,7 @@ from tests.engine.worker.worker_process import (
 )
 
 SEEDED = Sampling(temperature=0.9, top_k=50, seed=11)
-IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=2, between_tokens_s=1, busy_s=50)
+IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=2, between_tokens_s=1, patience_s=50)
 """For tests in which somebody stands still; whom it takes for lost by mistake costs only time."""
 
 
@@ -224,6 +224,31 @@ async def test_ticket_outlives_the_worker_that_made_it_and_is_good_once(
         await generate(client_of(site, "p01", "d01"), [1, 2], 4)
 
 
+async def test_stream_goes_on_when_its_only_decode_worker_is_started_again(
+    site: Site, alone: Alone
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 12:
+            # Twice what its faults were bounded by when they were counted.
+            site["d01"].start()
+        await asyncio.sleep(min(pause_s, 0.05))
+
+    prompt, found = prompt_of(200), list[int]()
+    places = site.places("p01", "d01")
+    client = EngineClient(places, deadlines=PATIENT, sleep=sleep)
+    async for part in client.generate(prompt, max_tokens=30, sampling=SEEDED):
+        assert part.position == len(found)
+        found += part.token_ids
+        if len(found) == 9:
+            site["d01"].kill()
+    assert found == alone(prompt, 30, SEEDED)
+    assert len(pauses) >= 12
+    site["d01"].wait_until_ready()
+
+
 # --- drain
 
 
@@ -327,7 +352,7 @@ async def test_process_that_stands_still_costs_time_and_no_token(
     prompt, found = prompt_of(260, seed=ord(who[0])), list[int]()
     pids = {"agent": site.agent_pid, "node": site.node_pid}
     pid = pids.get(who) or site[who].pid
-    client = EngineClient(site.places(), deadlines=IMPATIENT, failures_max=100)
+    client = EngineClient(site.places(), deadlines=IMPATIENT, faults_max=100)
     if who == "p01":
         os.kill(pid, signal.SIGSTOP)
     async for part in client.generate(prompt, max_tokens=12, sampling=SEEDED):

@@ -33,7 +33,7 @@ START_S = 60.0
 END_S = 40.0
 TICKETS_TRIED_MAX = 20
 
-PATIENT = ClientDeadlines(connect_s=30, first_token_s=50, between_tokens_s=50, busy_s=50)
+PATIENT = ClientDeadlines(connect_s=30, first_token_s=50, between_tokens_s=50, patience_s=50)
 """For tests in which nobody stands still."""
 
 
@@ -53,6 +53,7 @@ class WorkerProcess:
     agent: Path | None
     grace_s: float = 0.0
     fault: Fault | None = None
+    metrics: str | None = None
     process: ForkServerProcess = field(init=False)
     _ready: Connection = field(init=False)
 
@@ -79,6 +80,7 @@ class WorkerProcess:
             pool_blocks=96,
             sequences=8,
             grace_s=self.grace_s,
+            metrics=self.metrics,
         )
         self._ready, writer = FORKS.Pipe(duplex=False)
         self.process = FORKS.Process(

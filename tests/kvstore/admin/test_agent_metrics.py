@@ -20,19 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.admin import agent_metrics_server
 from kvstore.admin.agent_metric_table import AGENT_METRICS
-from kvstore.admin.agent_metrics_server import MetricsServer, render_agent_metrics
 from kvstore.admin.control.metric_table import METRICS
 from kvstore.admin.local_plan import add_entrypoints
 from kvstore.cluster.map import write_cluster_map
 from kvstore.errors import InvalidArgument, StoreError
+from kvstore.metrics import server as metrics_server
+from kvstore.metrics.server import MetricsServer, MetricTable
 from tests.kvstore.admin.command_line import start_cachalot
 from tests.kvstore.admin.conftest import end_all
 from tests.kvstore.admin.test_metrics import documented
 from tests.kvstore.cluster.fleets import planned_map
 
 WAIT_S = 20.0
+TABLE = MetricTable("agent", "agent", AGENT_METRICS)
 HISTOGRAM = {"bounds_s": [0.001, 0.01], "counts": [3, 2, 1], "sum_s": 0.5}
 STATUS: dict[str, Any] = {
     "agent": "a01",
@@ -169,7 +170,7 @@ def test_every_metric_of_agents_is_documented_and_named_by_its_unit() -> None:
 
 
 def test_every_metric_has_its_figure_from_a_whole_document() -> None:
-    found = read_samples(render_agent_metrics(STATUS))
+    found = read_samples(TABLE.render(STATUS))
     for metric in AGENT_METRICS:
         name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
         assert any(sample == name for sample, _ in found), metric.name
@@ -192,7 +193,7 @@ def test_every_metric_has_its_figure_from_a_whole_document() -> None:
 def test_agent_without_arena_windows_and_directory_has_no_such_samples() -> None:
     nothing: dict[str, Any] = {"windows": {}, "directory": None, "store": {}}
     check_only = {"agent": "a01", "arena": None, **nothing}
-    names = {name for name, _ in read_samples(render_agent_metrics(check_only))}
+    names = {name for name, _ in read_samples(TABLE.render(check_only))}
     assert names == {"cachalot_agent_info"}
 
 
@@ -220,7 +221,7 @@ anything = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([*STATUS]), anything, max_size=10))
 def test_whatever_a_document_says_is_rendered_or_left_out(status: dict[str, Any]) -> None:
-    found = read_samples(render_agent_metrics(status))
+    found = read_samples(TABLE.render(status))
     assert all(number >= 0 for number in found.values())
 
 
@@ -240,14 +241,17 @@ def get(address: tuple[str, int], path: str, method: str = "GET") -> tuple[int, 
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
     """Give a server of STATUS on a free port."""
-    with MetricsServer.listen("--metrics", "127.0.0.1:0") as server, server.serve(lambda: STATUS):
+    with (
+        MetricsServer.listen("--metrics", "127.0.0.1:0", TABLE) as server,
+        server.serve(lambda: STATUS),
+    ):
         yield server
 
 
 def test_server_answers_metrics_and_health_and_nothing_else(server: MetricsServer) -> None:
     status, content = get(server.address, "/metrics")
     assert status == 200
-    assert read_samples(content) == read_samples(render_agent_metrics(STATUS))
+    assert read_samples(content) == read_samples(TABLE.render(STATUS))
     assert get(server.address, "/metrics?x=1")[0] == 200
     assert get(server.address, "/healthz") == (200, b'{"is_serving":true}')
     assert get(server.address, "/")[0] == 404
@@ -258,7 +262,7 @@ def test_busy_agent_is_said_to_be_busy() -> None:
     def read() -> dict[str, Any]:
         raise TimeoutError
 
-    with MetricsServer.listen("--metrics", "127.0.0.1:0") as server, server.serve(read):
+    with MetricsServer.listen("--metrics", "127.0.0.1:0", TABLE) as server, server.serve(read):
         # Its health too: an agent whose event loop hangs serves nobody.
         for path in ("/metrics", "/healthz"):
             assert get(server.address, path) == (503, b"the agent is busy\n")
@@ -268,7 +272,7 @@ def test_mistake_of_ours_is_logged_and_ends_that_request_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said: list[dict[str, Any]] = [STATUS]
-    with MetricsServer.listen("--metrics", "127.0.0.1:0") as server, server.serve(said.pop):
+    with MetricsServer.listen("--metrics", "127.0.0.1:0", TABLE) as server, server.serve(said.pop):
         assert get(server.address, "/metrics")[0] == 200
         with pytest.raises(http.client.RemoteDisconnected):
             get(server.address, "/metrics")
@@ -280,11 +284,11 @@ def test_mistake_of_ours_is_logged_and_ends_that_request_alone(
 def test_silent_connections_are_bounded_and_cut_off(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_metrics_server, "REQUEST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(metrics_server, "REQUEST_DEADLINE_S", 1.0)
     with ExitStack() as held:
         silent = [
             held.enter_context(socket.create_connection(server.address, WAIT_S))
-            for _ in range(agent_metrics_server.REQUESTS_AT_ONCE_MAX)
+            for _ in range(metrics_server.REQUESTS_AT_ONCE_MAX)
         ]
         for one in silent:
             one.sendall(b"GET /met")
@@ -321,7 +325,7 @@ def test_server_without_threads_serves_again_when_there_are_some(
 
     with monkeypatch.context() as patched:
         patched.setattr(socketserver.ThreadingMixIn, "process_request", start)
-        for _ in range(agent_metrics_server.REQUESTS_AT_ONCE_MAX):
+        for _ in range(metrics_server.REQUESTS_AT_ONCE_MAX):
             assert not is_served(server)
     assert is_served(server)
 
@@ -348,13 +352,13 @@ def test_answer_comes_while_others_dawdle(server: MetricsServer) -> None:
 @pytest.mark.parametrize("address", ["", "here", ":80", "127.0.0.1:", "127.0.0.1:x", "::1:70000"])
 def test_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(InvalidArgument, match=r'--metrics: given .*expected "host:port"'):
-        MetricsServer.listen("--metrics", address)
+        MetricsServer.listen("--metrics", address, TABLE)
 
 
 def test_taken_address_is_said(server: MetricsServer) -> None:
     host, port = server.address
     with pytest.raises(StoreError, match=r"--metrics: cannot listen on .*Address already in use"):
-        MetricsServer.listen("--metrics", f"{host}:{port}")
+        MetricsServer.listen("--metrics", f"{host}:{port}", TABLE)
 
 
 def test_agent_serves_its_metrics_while_it_runs() -> None:

@@ -27,7 +27,6 @@ from kvstore.admin.agent_inquiry import (
     keep_figures,
 )
 from kvstore.admin.agent_metric_table import AGENT_METRICS
-from kvstore.admin.agent_metrics_server import render_agent_metrics
 from kvstore.admin.agent_socket import ask_agent_at
 from kvstore.admin.agent_status import (
     COLUMNS,
@@ -40,6 +39,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_folder import LocalAgentOptions
 from kvstore.admin.local_plan import add_entrypoints
 from kvstore.cluster.map import load_cluster_map
+from kvstore.metrics.server import MetricTable
 from tests.kvstore.admin.command_line import (
     cachalot,
     cachalot_json,
@@ -57,7 +57,7 @@ SAID: dict[str, Any] = {
     "sessions": {"open": 3},
     "arena": {"size_bytes": 1 << 30, "leased_bytes": 1 << 20, "runs": 2, "waiting": 1},
     "fetch": {"queued": 4, "running": 5, "bytes": 600},
-    "store": {"queued": 7, "dropped": 8},
+    "store": {"queued": 7, "dropped": 8, "failed": 3},
     "windows": {
         "records": 9,
         "used_bytes": 900,
@@ -92,7 +92,10 @@ def test_agent_is_described_by_what_it_says() -> None:
     assert agent.roles == ("check", "fetch")
     assert (agent.arena_bytes, agent.arena_used_bytes, agent.runs) == (1 << 30, 1 << 20, 2)
     assert (agent.fetch_queued, agent.fetch_running, agent.fetched_bytes) == (4, 5, 600)
-    assert (agent.store_queued, agent.store_dropped) == (7, 8)
+    assert (agent.store_queued, agent.store_dropped, agent.store_failed) == (7, 8, 3)
+    assert describe_agents([report(SAID)]).problems() == [
+        "agent a01: 11 blocks not saved since it started: 3 failed, 8 dropped"
+    ]
     assert (agent.window_records, agent.window_bytes) == (9, 900)
     assert agent.window_hit_ratio == 0.75
     assert agent.directory_entries == 30
@@ -140,7 +143,7 @@ def test_silent_agents_are_down_and_only_those_of_the_map_are_missed() -> None:
     found = describe_agents([report(SAID), silent("a02", 2), silent(None, 3)])
     assert [one.state for one in found.agents] == ["alive", "down", "down"]
     assert found.entrypoints_down == ["a02"]
-    assert found.problems() == ["agent a02: no answer", "agent 10.0.0.3:7: no answer"]
+    assert found.problems()[:2] == ["agent a02: no answer", "agent 10.0.0.3:7: no answer"]
     assert found.describe() == "1 of 3 agents alive; 1 entrypoint down: a02"
     assert json.loads(json.dumps(found.render_json()))[1]["state"] == "down"
     assert AgentsStatus().entrypoints_down == []
@@ -334,6 +337,7 @@ def test_agents_of_the_map_answer_with_what_their_sockets_say(cluster: LocalClus
                 "fetched_bytes",
                 "store_queued",
                 "store_dropped",
+                "store_failed",
                 "window_records",
                 "window_bytes",
                 "window_memory_bytes",
@@ -353,7 +357,8 @@ def test_whole_document_of_a_real_agent_is_kept_as_far_as_its_status_goes(
 
 
 def test_every_metric_has_its_figure_from_a_real_agent(cluster: LocalCluster) -> None:
-    content = render_agent_metrics(ask(cluster)[0].statistics).decode()
+    table = MetricTable("agent", "agent", AGENT_METRICS)
+    content = table.render(ask(cluster)[0].statistics).decode()
     families = {one.name: one.samples for one in text_string_to_metric_families(content)}
     empty = {name for name, samples in families.items() if not samples}
     # A fetch that has not ended has no end.

@@ -196,7 +196,7 @@ def test_json_has_its_documented_names() -> None:
         assert list(node) == [
             *("node", "address", "is_alive", "problem", "pid", "uptime_s", "blocks"),
             *("used_bytes", "capacity_bytes", "reads", "shards_read", "rejected_shards"),
-            *("policy_version", "is_draining", "targets", "fill_ratio", "worker"),
+            *("refused_shards", "policy_version", "is_draining", "targets", "fill_ratio", "worker"),
             "count_age_s",
         ]
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from engine.worker.metric_table import ENGINE_METRICS
 from kvstore.admin.agent_metric_table import AGENT_METRICS
-from kvstore.admin.control.metric_table import METRICS, MetricHead
+from kvstore.admin.control.metric_table import METRICS
+from kvstore.metrics.readings import MetricHead
 from tests.architecture.source_tree import ROOT
 from tests.architecture.test_docs import find_anchors
 from tests.kvstore.admin.promql import KnownMetric, PromqlError, find_mistakes, parse
@@ -29,10 +31,11 @@ RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in gr
 def known_series() -> dict[str, KnownMetric]:
     """Return all time series by name: ours, and the one that Prometheus adds for each scrape."""
     found = {"up": KnownMetric("gauge", frozenset())}
-    every: tuple[MetricHead, ...] = (*METRICS, *AGENT_METRICS)
+    every: tuple[MetricHead, ...] = (*METRICS, *AGENT_METRICS, *ENGINE_METRICS)
     for metric in every:
         labels = frozenset(metric.labels)
         labels |= {"agent"} if metric in AGENT_METRICS else set()
+        labels |= {"engine"} if metric in ENGINE_METRICS else set()
         if metric.kind != "histogram":
             found[metric.name] = KnownMetric(metric.kind, labels)
             continue
@@ -180,9 +183,10 @@ def test_alert_has_a_runbook(rule: dict[str, Any]) -> None:
 def test_example_configuration_loads_the_rules_and_sends_the_token() -> None:
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
     assert config["rule_files"] == ["alerts.yml"]
-    scrape, of_agents = config["scrape_configs"]
-    assert (scrape["job_name"], of_agents["job_name"]) == ("cachalot", "cachalot-agents")
-    assert "authorization" not in of_agents
+    scrape, *others = config["scrape_configs"]
+    assert scrape["job_name"] == "cachalot"
+    assert [one["job_name"] for one in others] == ["cachalot-agents", "cachalot-engines"]
+    assert all("authorization" not in one for one in others)
     assert scrape["authorization"]["type"] == "Bearer"
     # Rates need two scrapes in their shortest range.
     assert config["global"]["scrape_interval"] == "15s"

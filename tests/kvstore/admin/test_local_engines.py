@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import re
 import shutil
+import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +120,19 @@ def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
 # --- processes
 
 
-async def first_tokens(folder: Path) -> list[int]:
+async def first_tokens(folder: Path, prompt_ids: Sequence[int] = (5, 6, 7)) -> list[int]:
     client = EngineClient(find_places(str(folder / "engines")))
-    parts = client.generate([5, 6, 7], max_tokens=3)
+    parts = client.generate(prompt_ids, max_tokens=3)
     return [token async for part in parts for token in part.token_ids]
 
 
-def engines_in_status(folder: Path) -> list[dict[str, Any]]:
-    said = cachalot_here("status", "--cluster", folder / "cluster.toml", "--json", code=0)
+def engines_in_status(folder: Path, *words: str) -> list[dict[str, Any]]:
+    said = cachalot_here("status", "--cluster", folder / "cluster.toml", "--json", *words, code=0)
     engines: list[dict[str, Any]] = json.loads(said.stdout)["engines"]
     return engines
 
 
+@pytest.mark.timeout(240)
 def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None:
     said = cachalot_json(
         "up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", MODEL
@@ -139,11 +143,23 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     assert engine["socket"] == str(folder / "engines" / "b01.sock")
     assert len(asyncio.run(first_tokens(folder))) == 3
 
-    seen = {"engine": "b01", "state": "running", "pid": engine["pid"], "role": "both"}
-    seen["socket"] = engine["socket"]
-    assert engines_in_status(folder) == [seen]
+    (seen,) = engines_in_status(folder)
+    assert (
+        seen.items()
+        >= {
+            **{"engine": "b01", "state": "running", "pid": engine["pid"], "role": "both"},
+            **{"socket": engine["socket"], "problem": "", "requests": 0, "waiting": 0},
+            **{"failed_blocks": 0, "dropped_blocks": 0, "dropped_windows": 0, "store_errors": 0},
+        }.items()
+    )
+    assert seen["free_blocks"] <= seen["pool_blocks"]
+    LocalEngines(LocalFolder(folder)).kill("b01", signal.SIGSTOP)
+    (silent,) = engines_in_status(folder, "--wait-s", "0.5")
+    assert (silent["state"], silent["pid"]) == ("silent", engine["pid"])
+    assert "no answer within 0.5 s" in silent["problem"]
     LocalEngines(LocalFolder(folder)).kill("b01")
-    assert engines_in_status(folder) == [seen | {"state": "down", "pid": None}]
+    (down,) = engines_in_status(folder)
+    assert (down["state"], down["pid"], down["requests"]) == ("down", None, None)
     (again,) = cachalot_json("up", "--dir", folder, "--no-gc")["engines"]
     assert again["is_started"]
     assert again["pid"] != engine["pid"]
@@ -155,8 +171,9 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     line = one_line(cachalot_here("down", "--dir", folder, "--engine", "b02", code=2))
     assert line == "cachalot: --engine: given 'b02', expected one of the cluster: b01"
     status = cachalot_here("status", "--cluster", folder / "cluster.toml", code=0).stdout
-    assert ["b01", "running", str(again["pid"]), "both", engine["socket"]] in [
-        line.split() for line in status.splitlines()
+    rows = [line.split() for line in status.splitlines()]
+    assert [[*row[:4], row[-1]] for row in rows if row[:1] == ["b01"]] == [
+        ["b01", "running", str(again["pid"]), "both", engine["socket"]]
     ]
     ended = cachalot("down", "--dir", folder, "--engine", "b01")
     assert ended.stdout == f"b01: stopped (process {again['pid']})\n"
@@ -169,6 +186,28 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.timeout(180)
+def test_blocks_that_full_nodes_do_not_take_are_named_by_all_who_know(folder: Path) -> None:
+    full = ("--nodes", "1", "--code", "1+0", "--target-size", "256KiB", "--no-gc")
+    engine = ("--engines", "1b", "--model", MODEL)
+    cachalot_json("up", "--dir", folder, *full, *SMALL_AGENTS, *engine)
+    due_s = time.monotonic() + 40
+    prompt, failed = 0, 0
+    while not failed:
+        assert time.monotonic() < due_s, "nothing is refused"
+        prompt += 1
+        asyncio.run(first_tokens(folder, [prompt] * 600))
+        failed = engines_in_status(folder)[0]["failed_blocks"]
+    status = cachalot("status", "--cluster", folder / "cluster.toml").stdout
+    assert re.search(
+        r"^n01: \d+ shards? not stored since it started, for want of room$", status, re.M
+    )
+    for who in ("agent a01", "engine b01"):
+        line = rf"^{who}: \d+ blocks? not saved since it started: \d+ failed, 0 dropped$"
+        assert re.search(line, status, re.M), status
+
+
+@pytest.mark.timeout(180)
 def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -177,9 +216,35 @@ def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
     result = cachalot(*words, code=2)
     assert "engine b01: ended with exit code 2 before it was ready" in result.stderr
     assert "config.json" in result.stderr
+    # The next start does not try it again.
+    assert LocalEngines(LocalFolder(folder)).wanted == []
+    assert cachalot_json("up", "--dir", folder, "--no-gc")["engines"] == []
     said = cachalot_json("down", "--dir", folder)
     assert [one["outcome"] for one in said["nodes"]] == ["stopped"]
     assert said["engines"] == []
+
+
+def test_engines_whose_model_is_gone_are_named_and_the_rest_is_started(
+    folder: Path, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    folder.mkdir()
+    LocalFolder(folder).write_engine_options(LocalEngineOptions(model=str(gone), both=1))
+    result = cachalot("up", "--dir", folder, *SMALL)
+    said = f"cachalot: the engines are not started: --model: given {gone}, which is not there"
+    assert said in result.stderr
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["b01", "down", "-", "both", str(folder / "engines" / "b01.sock")] in rows
+    assert [row[:2] for row in rows if row[:1] == ["n01"]] == [["n01", "started"]]
+
+
+def test_foreground_that_cannot_start_its_engines_leaves_nothing_behind(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    words = ("--foreground", *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", tmp_path)
+    cachalot("up", "--dir", folder, *words, code=2)
+    assert find_running(folder) == []
 
 
 @pytest.mark.parametrize(

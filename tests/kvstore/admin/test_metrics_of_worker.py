@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.admin.control.metric_table import METRICS
-from kvstore.admin.control.metrics import CONTENT_TYPE
 from kvstore.admin.control_options import default_token_path
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingStoreClient
+from kvstore.metrics.exposition import CONTENT_TYPE
 from tests.kvstore.admin.control_host import request
 from tests.kvstore.blocks import RandomBlocks
 

@@ -1,6 +1,7 @@
 """`cachalot up` with real nodes: what it starts, what it leaves alone, how it fails."""
 
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -288,6 +289,30 @@ def test_node_options_are_kept_for_the_next_up(folder: Path) -> None:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     assert "--sync\0never\0" in command
     assert "--segment-size\0001048576\0" in command
+
+
+def test_file_that_up_cannot_write_is_named(folder: Path) -> None:
+    """The disk is full, as far as this process can see: it may write no byte to any file."""
+
+    def write_nothing() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    result = subprocess.run(
+        [*COMMAND, "up", "--dir", str(folder), "--nodes", "1", "--code", "1+0", "--no-gc"],
+        cwd=ROOT,
+        preexec_fn=write_nothing,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"cachalot: {folder.resolve()}/nodes.json: File too large; raise the limit on the size of"
+        " files (ulimit -f)\n"
+    )
+    assert list(folder.iterdir()) == []
 
 
 def test_up_warns_when_the_disk_is_smaller_than_the_targets(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from kvstore import agent_messages as m
 from kvstore.arena.progress import ProgressReader
+from kvstore.arena.run_layout import RunCode, RunLayout
 from kvstore.arena.wakeup import drain
 from kvstore.layout import BlockLayout, Section
 
@@ -176,6 +177,45 @@ def test_lease_of_more_than_the_arena_gets_what_fits(engine: RawEngine) -> None:
     leased = engine.lease(namespace, 5_000)
     assert leased.blocks == ((64 << 20) - 4096) // blocks.namespace.layout.block_bytes
     engine.release(leased.run)
+
+
+def test_lease_with_room_for_parity_says_of_which_code_and_takes_what_that_needs(
+    agent: AgentProcess, engine: RawEngine
+) -> None:
+    blocks = SectionedBlocks(1, seed=9)
+    namespace = engine.open(blocks.namespace)
+    assert engine.lease(namespace, 40).code == (0, 0)
+    request = m.LeaseRun(namespace=namespace, blocks=40, deadline_s=5.0, has_parity_room=True)
+    leased = engine.ask(request, m.RunLeased)
+    layout = RunLayout(blocks.namespace.layout, 40, RunCode(*leased.code))
+    assert leased.code == (10, 2)
+    without = RunLayout(blocks.namespace.layout, 40)
+    assert agent.status()["arena"]["leased_bytes"] == layout.run_bytes + without.run_bytes
+    windows = engine.open(blocks.namespace, WINDOW)
+    window = m.LeaseRun(
+        namespace=windows, blocks=1, deadline_s=5.0, is_window=True, has_parity_room=True
+    )
+    assert engine.refusal(window).what == "has_parity_room"
+
+
+@pytest.mark.parametrize(("has_room", "is_by_layer"), [(False, True), (True, False)])
+def test_rebuilding_is_left_to_an_engine_only_in_layer_order_and_with_room_for_parity(
+    engine: RawEngine, *, has_room: bool, is_by_layer: bool
+) -> None:
+    blocks = SectionedBlocks(1, seed=9)
+    namespace = engine.open(blocks.namespace)
+    request = m.LeaseRun(namespace=namespace, blocks=1, deadline_s=5.0, has_parity_room=has_room)
+    fetch = m.FetchRun(
+        run=engine.ask(request, m.RunLeased).run,
+        keys=b"".join(blocks.keys),
+        first_block=0,
+        is_by_layer=is_by_layer,
+        deadline_s=1.0,
+        is_left_to_reader=True,
+    )
+    refused = engine.refusal(fetch)
+    assert refused.is_mistake
+    assert refused.what == "is_left_to_reader"
 
 
 def test_lease_waits_until_its_deadline_when_the_arena_is_full(

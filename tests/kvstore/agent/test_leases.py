@@ -1,4 +1,5 @@
-"""Leases: runs never overlap, none is freed under a job, nobody is overtaken in a first second."""
+"""Leases: runs never overlap, none is freed under a job or under a process that lost its session a
+moment ago, nobody is overtaken in a first second."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvstore.agent.leases import (
     PATIENCE_S,
+    QUARANTINE_S,
     Lease,
     LeaseBook,
     LeaseRequest,
@@ -58,6 +60,10 @@ def lease(book: LeaseBook, owner: int, blocks: int) -> Lease:
     request = ask(book, owner, blocks)
     assert request.lease is not None
     return request.lease
+
+
+def quarantined(book: LeaseBook, lease: Lease) -> bool:
+    return lease.state is RunState.QUARANTINED and book.states()["quarantined"] > 0
 
 
 def never() -> None:
@@ -137,16 +143,62 @@ def test_next_in_line_is_served_when_the_one_before_gives_up() -> None:
     assert small.lease is not None
 
 
-def test_run_is_freed_only_at_the_end_of_its_fetch_when_its_session_ends() -> None:
+def test_run_is_free_a_while_after_the_end_of_its_session() -> None:
+    """A process that lost its connection may be in the middle of a copy."""
+    time, freed = Time(), list[Lease]()
+    book = new_book(time, freed)
+    first, later = lease(book, 1, 60_000 // 2), ask(book, 2, 60_000)
+    book.end_owner(1)
+    assert quarantined(book, first)
+    assert (book.runs_of(1), book.find(1, first.number)) == (0, None)
+    time.now_s += QUARANTINE_S - 0.01
+    book.end_quarantine()
+    assert (freed, later.lease) == ([], None)
+    time.now_s += 0.01
+    book.end_quarantine()
+    assert freed == [first]
+    assert later.lease is not None, "who waits gets it then"
+
+
+def test_run_that_its_session_gives_back_is_free_at_once() -> None:
     book, freed = book_of()
+    found = lease(book, 1, 4)
+    book.release(found)
+    assert freed == [found]
+
+
+def test_runs_are_freed_one_after_the_other_as_their_sessions_ended() -> None:
+    time, freed = Time(), list[Lease]()
+    book = new_book(time, freed)
+    runs = [lease(book, owner, 1) for owner in (1, 2)]
+    book.end_owner(1)
+    time.now_s += 1.0
+    book.end_owner(2)
+    time.now_s += QUARANTINE_S - 1.0
+    book.end_quarantine()
+    assert freed == runs[:1]
+    time.now_s += 1.0
+    book.end_quarantine()
+    assert freed == runs
+    assert book.leased_bytes == 0
+
+
+def test_run_is_freed_only_after_the_end_of_its_fetch_when_its_session_ends() -> None:
+    time, freed = Time(), list[Lease]()
+    book = new_book(time, freed)
     found = lease(book, 1, 4)
     cancelled: list[bool] = []
     book.begin_fetch(found, lambda: cancelled.append(True))
     book.end_owner(1)
     assert cancelled == [True]
+    time.now_s += QUARANTINE_S
+    book.end_quarantine()
     assert (freed, book.runs) == ([], 1)
     assert book.find(1, found.number) is None
     book.end_fetch(found)
+    assert quarantined(book, found), "its process may still read what the job had brought"
+    time.now_s += QUARANTINE_S
+    book.end_quarantine()
     assert freed == [found]
     assert book.leased_bytes == 0
 
@@ -181,7 +233,7 @@ def test_run_that_is_offered_outlives_its_session_and_is_the_takers_then() -> No
     book.take(found, owner=2, namespace=7)
     assert (book.find(2, found.number), found.namespace) == (found, 7)
     book.end_owner(2)
-    assert freed == [found]
+    assert quarantined(book, found)
 
 
 def test_run_that_nobody_takes_is_free_at_the_end_of_its_offer() -> None:
@@ -269,6 +321,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.live: dict[int, Lease] = {}
         self.busy: set[int] = set()
         self.waiting: list[LeaseRequest] = []
+        self.orphans: dict[int, float] = {}
+        """When the sessions of runs ended that had them then."""
 
     def take_in(self) -> None:
         """Note what has been granted and freed since the last look."""
@@ -278,6 +332,8 @@ class LeaseMachine(RuleBasedStateMachine):
         while self.freed:
             lease = self.freed.pop()
             assert lease.number not in self.busy, "freed under a job"
+            ended_s = self.orphans.pop(lease.number, -QUARANTINE_S)
+            assert self.time.now_s - ended_s >= QUARANTINE_S, "freed under a process"
             del self.live[lease.number]
 
     def note(self, request: LeaseRequest) -> None:
@@ -312,8 +368,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 0.5, PATIENCE_S]))
     def wait(self, seconds: float) -> None:
-        """As whoever waits does: looks at the line when his first second is over."""
+        """As whoever waits does: looks at the line when his first second is over. And as the agent
+        does: at the runs whose quarantine is over."""
         self.time.now_s += seconds
+        self.book.end_quarantine()
         self.book.serve_line()
         self.take_in()
 
@@ -387,6 +445,9 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def end_owner(self, owner: int) -> None:
+        for lease in self.live.values():
+            if lease.owner == owner:
+                self.orphans[lease.number] = self.time.now_s
         self.book.end_owner(owner)
         self.take_in()
         assert self.book.runs_of(owner) == 0
@@ -398,6 +459,19 @@ class LeaseMachine(RuleBasedStateMachine):
             assert first + length <= second
         assert self.book.leased_bytes == sum(length for _, length in ranges)
         assert self.book.runs == len(ranges) <= 8
+
+    @invariant()
+    def runs_are_in_quarantine_after_their_sessions_only(self) -> None:
+        for lease in self.live.values():
+            if lease.state is RunState.QUARANTINED:
+                assert lease.number in self.orphans
+
+    def teardown(self) -> None:
+        """No run stays in quarantine."""
+        self.time.now_s += QUARANTINE_S
+        self.book.end_quarantine()
+        self.take_in()
+        assert self.book.states()["quarantined"] == 0
 
     @invariant()
     def nobody_waits_without_a_reason(self) -> None:

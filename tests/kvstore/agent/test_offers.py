@@ -199,6 +199,7 @@ class OfferMachine(RuleBasedStateMachine):
         self.open: dict[OfferedRun, tuple[Lease, float]] = {}
         self.gone: list[OfferedRun] = []
         self.leased: dict[int, Lease] = {}
+        self.quarantined: list[Lease] = []
 
     def any_offer(self, data: st.DataObject) -> OfferedRun | None:
         known = [*self.open, *self.gone]
@@ -265,9 +266,9 @@ class OfferMachine(RuleBasedStateMachine):
     @rule(owner=OWNERS)
     def end_session(self, owner: int) -> None:
         for number in [one.number for one in self.leased.values() if one.owner == owner]:
-            del self.leased[number]
+            self.quarantined.append(self.leased.pop(number))
         self.desk.leases.end_owner(owner)
-        self.desk.freed.clear()
+        assert self.desk.freed == []
 
     @rule(seconds=st.sampled_from([0.2, 0.7, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -278,17 +279,21 @@ class OfferMachine(RuleBasedStateMachine):
         assert self.desk.freed == freed
         self.desk.freed.clear()
         self.gone += due
+        self.desk.leases.end_quarantine()
+        while self.desk.freed:
+            self.quarantined.remove(self.desk.freed.pop())
 
     @invariant()
     def everything_adds_up(self) -> None:
-        runs = [*self.leased.values(), *(found for found, _ in self.open.values())]
+        offered_runs = [found for found, _ in self.open.values()]
+        runs = [*self.leased.values(), *self.quarantined, *offered_runs]
         assert self.desk.leases.runs == len(runs)
         assert self.desk.leases.leased_bytes == sum(one.layout.run_bytes for one in runs)
         states = self.desk.leases.states()
         assert states["offered"] == len(self.open)
         described = self.desk.offers.describe()
         assert described["open"] == len(self.open)
-        offered = [found.layout.run_bytes for found, _ in self.open.values()]
+        offered = [found.layout.run_bytes for found in offered_runs]
         assert described["open_bytes"] == sum(offered)
         counters = self.desk.offers.counters
         ended = counters.taken + counters.sent + counters.withdrawn + counters.expired

@@ -35,6 +35,9 @@ from tests.kvstore.agent.arena_runs import (
 )
 
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
+PATIENCE_S = 30.0
+NO_DEADLINE_S = 600.0
+"""Of a job that must end for another reason."""
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +92,27 @@ def still_nodes(cluster: LocalCluster) -> Iterator[None]:
             cluster.kill(node, signal.SIGCONT)
 
 
+async def wait_until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
 async def begin_fetch(
-    pool: WorkerPool, run: ArenaRun, deadline_s: float = 20.0
+    pool: WorkerPool, run: ArenaRun, deadline_s: float = NO_DEADLINE_S
 ) -> asyncio.Task[FetchEnded]:
-    """A fetch that a worker has in hand."""
+    """A fetch that a worker has in hand, beside those that it had."""
+    before = pool.describe()["fetch"]["running"]
     task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=deadline_s), run.waker))
-    await asyncio.sleep(0.2)
-    assert pool.describe()["fetch"]["running"] >= 1
+    await wait_until(lambda: pool.describe()["fetch"]["running"] > before)
     assert not task.done()
     return task
+
+
+def lines(pool: WorkerPool) -> tuple[int, int]:
+    """Fetches that workers have in hand, and those that wait."""
+    described = pool.describe()["fetch"]
+    return described["running"], described["queued"]
 
 
 async def expect_untouched(run: ArenaRun) -> None:
@@ -109,7 +124,7 @@ async def expect_untouched(run: ArenaRun) -> None:
 
 async def fetch_when_served(pool: WorkerPool, run: ArenaRun) -> None:
     """The whole chain, as soon as there is a worker again."""
-    due_s = time.monotonic() + 15
+    due_s = time.monotonic() + PATIENCE_S
     ended = FetchEnded(blocks=0, ended="")
     while ended.blocks < run.blocks.count and time.monotonic() < due_s:
         ended = await pool.fetch(run.fetch_job(deadline_s=5.0), run.waker)
@@ -130,12 +145,10 @@ async def test_fetch_ends_with_nothing_when_its_worker_is_lost(
     pid = workers_of(pool)[0]["pid"]
     with still_nodes(cluster):
         # A killed worker is noticed at once; a stopped one by deadline, grace, and patience.
-        deadline_s, patience_s = (30.0, 10.0) if number == signal.SIGKILL else (0.6, 4.0)
-        task = await begin_fetch(pool, run, deadline_s)
+        task = await begin_fetch(pool, run, NO_DEADLINE_S if number == signal.SIGKILL else 0.6)
         os.kill(pid, number)
-        ended = await asyncio.wait_for(task, 15.0)
+        ended = await asyncio.wait_for(task, PATIENCE_S)
         assert (ended.blocks, ended.ended) == (0, "deadline")
-        assert ended.elapsed_s < patience_s
         assert not is_running(pid)
         assert ProgressReader(run.memory).is_ended
         assert run.wakes() > 0
@@ -154,10 +167,10 @@ async def test_every_piece_ends_when_one_of_two_workers_is_lost(
     async with running_pool(cluster.cluster_path, arena, workers=2) as pool:
         with still_nodes(cluster):
             task = await begin_fetch(pool, run)
-            assert pool.describe()["fetch"]["running"] == 2
+            await wait_until(lambda: pool.describe()["fetch"]["running"] == 2)
             first, second = (worker["pid"] for worker in workers_of(pool))
             os.kill(first, signal.SIGKILL)
-            ended = await asyncio.wait_for(task, 5.0)
+            ended = await asyncio.wait_for(task, PATIENCE_S)
         assert (ended.blocks, ended.ended) == (0, "deadline")
         assert ProgressReader(run.memory).is_ended
         await expect_untouched(run)
@@ -172,9 +185,9 @@ async def test_cancelled_fetch_returns_when_nothing_is_written_any_more(
     run = arena.run(stored)
     pid = workers_of(pool)[0]["pid"]
     with still_nodes(cluster):
-        task = await begin_fetch(pool, run, deadline_s=60.0)
+        task = await begin_fetch(pool, run)
         task.cancel()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert ProgressReader(run.memory).is_ended
@@ -199,9 +212,9 @@ async def test_cancelled_fetch_kills_the_worker_that_does_not_give_it_up(
         await asyncio.sleep(0.1)
         assert not task.done()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 3.0)
+            await asyncio.wait_for(task, PATIENCE_S)
         assert not is_running(pid)
-        ended = await asyncio.wait_for(beside, 1.0)
+        ended = await asyncio.wait_for(beside, PATIENCE_S)
         assert (ended.blocks, ended.ended) == (0, "deadline")
     await expect_untouched(run)
     await fetch_when_served(pool, run)
@@ -217,11 +230,10 @@ async def test_cancelled_fetch_that_waits_leaves_the_queue(
             asyncio.ensure_future(pool.fetch(job, run.waker))
             for job, run in zip(jobs, runs, strict=True)
         ]
-        await asyncio.sleep(0.1)
-        assert pool.describe()["fetch"]["queued"] == 1
+        await wait_until(lambda: pool.describe()["fetch"]["queued"] == 1)
         for task in reversed(tasks):
             task.cancel()
-        await asyncio.wait(tasks, timeout=2.0)
+        await asyncio.wait(tasks, timeout=PATIENCE_S)
         assert all(task.cancelled() for task in tasks)
     described = pool.describe()["fetch"]
     assert (described["queued"], described["running"], described["cancelled"]) == (0, 0, 1)
@@ -237,10 +249,9 @@ async def test_save_counts_as_failed_when_its_worker_is_lost(
     pid = workers_of(storing_pool, "store")[0]["pid"]
     with still_nodes(cluster):
         task = asyncio.ensure_future(storing_pool.store(run.store_job(deadline_s=0.6)))
-        await asyncio.sleep(0.2)
-        assert storing_pool.describe()["store"]["running"] == 1
+        await wait_until(lambda: storing_pool.describe()["store"]["running"] == 1)
         os.kill(pid, number)
-        ended = await asyncio.wait_for(task, 5.0)
+        ended = await asyncio.wait_for(task, PATIENCE_S)
     assert (ended.stored, ended.known, ended.failed) == (0, 0, 70)
     assert not is_running(pid)
     # Fetches were not disturbed, and the next save finds a new worker.
@@ -255,9 +266,7 @@ async def test_stopped_worker_is_replaced_also_when_it_has_no_job(
     monkeypatch.setattr(worker_slot, "TICK_S", 0.1)
     pid = workers_of(pool)[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
-    due_s = time.monotonic() + 10
-    while workers_of(pool)[0]["pid"] in (pid, None) and time.monotonic() < due_s:
-        await asyncio.sleep(0.05)
+    await wait_until(lambda: workers_of(pool)[0]["pid"] not in (pid, None))
     (worker,) = workers_of(pool)
     assert worker["pid"] != pid
     assert worker["restarts"] == 1
@@ -288,9 +297,8 @@ async def test_job_that_comes_while_its_worker_is_being_killed_waits_for_the_nex
     worker_slot.log.addHandler(at_kill)
     try:
         os.kill(workers_of(pool)[0]["pid"], signal.SIGSTOP)
-        async with asyncio.timeout(10):
-            while not tasks:
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: tasks)
+        async with asyncio.timeout(PATIENCE_S):
             assert (await tasks[0]).blocks == stored.count
     finally:
         worker_slot.log.removeHandler(at_kill)
@@ -332,8 +340,7 @@ async def test_full_queue_refuses_at_once(
         ]
         refused = await asyncio.gather(*tasks[-3:])
         assert {(one.blocks, one.ended) for one in refused} == {(0, "deadline")}
-        described = pool.describe()["fetch"]
-        assert (described["queued"], described["running"]) == (20, 8)
+        assert lines(pool) == (8, 20)
         waited = await asyncio.gather(*tasks[8:-3])
         assert {(one.blocks, one.ended) for one in waited} == {(0, "deadline")}
         for task in tasks[:8]:
@@ -356,16 +363,12 @@ async def test_session_with_long_fetches_leaves_places_to_others(
             asyncio.ensure_future(pool.fetch(run.fetch_job(keys=keys, owner=1), run.waker))
             for run in runs[:30]
         ]
-        await asyncio.sleep(0.1)
-        described = pool.describe()["fetch"]
-        assert (described["running"], described["queued"]) == (8, 22)
+        await wait_until(lambda: lines(pool) == (8, 22))
         others = [
             asyncio.ensure_future(pool.fetch(run.fetch_job(keys=keys, owner=owner), run.waker))
             for owner, run in enumerate(runs[30:33], 2)
         ]
-        await asyncio.sleep(0.1)
-        described = pool.describe()["fetch"]
-        assert (described["running"], described["queued"]) == (11, 22)
+        await wait_until(lambda: lines(pool) == (11, 22))
         for task in hog:
             task.cancel()
         await asyncio.wait(hog)
@@ -378,9 +381,9 @@ async def test_pool_without_a_map_answers_at_once_and_serves_when_there_is_one(
     run = arena.run(stored)
     late_path = tmp_path / "late.toml"
     async with running_pool(late_path, arena, has_store=True) as pool:
-        async with asyncio.timeout(20.0):
-            ended = await pool.fetch(run.fetch_job(deadline_s=60.0), run.waker)
-            saved = await pool.store(run.store_job(deadline_s=60.0))
+        async with asyncio.timeout(PATIENCE_S):
+            ended = await pool.fetch(run.fetch_job(deadline_s=NO_DEADLINE_S), run.waker)
+            saved = await pool.store(run.store_job(deadline_s=NO_DEADLINE_S))
         assert (ended.blocks, ended.ended) == (0, "deadline")
         assert saved.failed == 130
         assert "no cluster map" in workers_of(pool)[0]["problem"]
@@ -426,7 +429,7 @@ async def test_stopping_pool_kills_what_does_not_end(
         task = asyncio.ensure_future(pool.fetch(run.fetch_job(deadline_s=60.0), run.waker))
         await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGSTOP)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENCE_S):
             await pool.stop(0.5)
         assert (await task).ended in ("deadline", "complete")
     assert not is_running(pid)

@@ -11,11 +11,12 @@ from kvstore.arena.run_layout import (
     RUN_BLOCKS_MAX,
     RUN_PIECES_MAX,
     SECTION_ALIGN_BYTES,
+    RunCode,
     RunLayout,
     cut_sections,
 )
 from kvstore.errors import InvalidArgument
-from kvstore.layout import BlockLayout
+from kvstore.layout import BlockLayout, shard_bytes
 from tests.kvstore.runs import ODD, PRIMES, SMOLLM2, V41_FLASH, layout_of
 
 layouts = (
@@ -106,3 +107,29 @@ def test_sections_of_odd_sizes_begin_at_the_next_cache_line() -> None:
 def test_a_run_has_a_sensible_number_of_blocks(blocks: int) -> None:
     with pytest.raises(InvalidArgument, match="blocks of a run: given"):
         RunLayout(V41_FLASH, blocks)
+
+
+@given(layouts, st.integers(1, 300), st.integers(1, 20), st.integers(1, 12))
+def test_room_for_parity_lies_behind_the_sections_and_moves_none(
+    layout: BlockLayout, blocks: int, k: int, m: int
+) -> None:
+    code = RunCode(k, m)
+    run, without = RunLayout(layout, blocks, code), RunLayout(layout, blocks)
+    assert run.section_offsets == without.section_offsets
+    ranges = [run.section_range(-1), run.parity_range(0, blocks)]
+    ranges.append((run.losses_offset, run.losses_offset + blocks * code.loss_bytes))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(ranges))
+    assert ranges[-1][1] <= run.run_bytes
+    assert run.parity_offset % SECTION_ALIGN_BYTES == 0
+    assert run.losses_offset % 8 == code.loss_bytes % 8 == 0
+    assert run.parity_range(1, 2)[1] - run.parity_range(1, 2)[0] == m * shard_bytes(
+        layout.block_bytes, k
+    )
+
+
+def test_room_for_parity_of_v41_flash_lies_where_the_format_says() -> None:
+    run = RunLayout(V41_FLASH, 600, RunCode(10, 2))
+    assert run.parity_offset == 68_356_096
+    assert run.losses_offset == 68_356_096 + 600 * 22_784 == 82_026_496
+    assert RunCode(10, 2).loss_bytes == 112
+    assert run.run_bytes == 82_096_128

@@ -9,8 +9,9 @@ from xxhash import xxh3_64_intdigest
 
 from erasure.code import Code
 from kvstore import wire
+from kvstore.arena.run_layout import RunCode
 from kvstore.client.geometry import checksum_of
-from kvstore.client.run_batch import RunBlocks, RunGeometry, run_geometry
+from kvstore.client.run_batch import RunBlocks, RunGeometry, geometry_of, run_geometry
 from kvstore.client.verify import BlockVerifier
 from kvstore.layout import BlockLayout, padded_bytes
 from tests.kvstore.runs import FILL, ODD, SMOLLM2, V41_FLASH, PlainRun, layout_of
@@ -100,6 +101,37 @@ def test_shards_of_v41_flash_lie_in_one_section_each() -> None:
         *(None, None),
     ]
     assert geometry.scratch_bytes == 2 * geometry.shard_bytes
+
+
+@pytest.mark.parametrize("layout", [V41_FLASH, ODD, layout_of(512, 512)])
+def test_parity_lies_in_a_run_with_room_for_it_and_only_zeros_in_scratch(
+    layout: BlockLayout,
+) -> None:
+    geometry = RunGeometry(layout, 10, 2, has_parity_room=True)
+    parity = len(layout.sections)
+    assert [pieces[0].section for pieces in geometry.pieces[10:]] == [parity, parity]
+    without = RunGeometry(layout, 10, 2)
+    assert geometry.scratch_bytes == without.scratch_bytes - 2 * without.shard_bytes
+    run = PlainRun(layout, 4, RunCode(10, 2))
+    scratch = np.zeros(max(1, 2 * geometry.scratch_bytes), np.uint8)
+    batch = RunBlocks(run.memory, place=1, count=2, k=10, m=2).batch(
+        0, 2, scratch.data, int(scratch.ctypes.data)
+    )
+    for shard in (10, 11):
+        for view in batch.shard_views(shard, 0, 2):
+            view[:] = bytes([shard]) * len(view)
+    size = geometry.shard_bytes
+    assert run.memory.parity(1, 3) == (bytes([10]) * size + bytes([11]) * size) * 2
+    for column in batch.columns:
+        found = [int(column.addresses[1, shard]) for shard in (10, 11)]
+        start = run.memory.address + run.layout.parity_range(2, 3)[0] + column.offset
+        assert found == [start, start + size]
+
+
+def test_room_for_the_parity_of_another_code_is_left_alone() -> None:
+    run = PlainRun(V41_FLASH, 2, RunCode(4, 2))
+    geometry = geometry_of(run.memory, 10, 2)
+    assert [pieces[0].section for pieces in geometry.pieces[10:]] == [None, None]
 
 
 def test_a_layout_is_cut_once_for_a_code() -> None:

@@ -69,6 +69,12 @@ def flash(cluster_path: str) -> StoredChain:
     )
 
 
+@pytest.fixture(params=["agent", "reader"])
+def rebuild(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who rebuilds what is lost: what is delivered is the same."""
+    monkeypatch.setattr(WatchedRun, "rebuild", request.param)
+
+
 def wait_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node is given up as late: on a busy machine it may be before it has shown what it does."""
     monkeypatch.setattr(layered_fetch, "HEDGE_MIN_S", 5.0)
@@ -81,11 +87,13 @@ def holder_places(chain: StoredChain, shards: tuple[int, ...]) -> set[int]:
     return {names.index(chain.holder(shard)) for shard in shards}
 
 
+@pytest.mark.usefixtures("rebuild")
 async def test_every_pair_of_lost_nodes_costs_no_byte(flash: StoredChain, closed_port: int) -> None:
     for lost in itertools.combinations(range(12), 2):
         await fetch_without(flash, lost, closed_port)
 
 
+@pytest.mark.usefixtures("rebuild")
 @pytest.mark.parametrize("layout", [ODD, RAGGED], ids=["odd", "ragged"])
 async def test_lost_nodes_cost_no_byte_where_shards_lie_in_pieces(
     cluster_path: str, layout: BlockLayout, closed_port: int, rng: random.Random

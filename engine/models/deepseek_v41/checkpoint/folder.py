@@ -89,10 +89,16 @@ def load_weights(
     return checkpoint.config, build_checked(checkpoint, dtype)
 
 
-def build_checked(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> ModelWeights:
-    """The weights of the text model; raises ModelFileError unless all values are numbers."""
+def build_checked(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | str = "cpu",
+) -> ModelWeights:
+    """The weights of the text model, on `device`; raises ModelFileError unless all values are
+    numbers."""
     require_numbers(checkpoint)
-    return build_weights(checkpoint.config, checkpoint.tensors, dtype)
+    return build_weights(checkpoint.config, checkpoint.tensors, dtype, device=device)
 
 
 def require_numbers(checkpoint: Checkpoint) -> None:

@@ -1,4 +1,4 @@
-"""Serves /metrics of an agent, in threads beside its event loop: small, bounded, read only.
+"""Serves /metrics of an agent or an engine, in threads beside its own: small, bounded, read only.
 
 Whoever reaches the address can read the figures. They hold no tokens, keys or names of tenants; an
 address that only the network of operators reaches is right all the same.
@@ -12,18 +12,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any, Self, TypeAlias
 
-from ..agent.main import StatusReader
 from ..errors import InvalidArgument, StoreError
-from .agent_metric_table import AGENT_METRICS
-from .control.metric_readers import cut_label
-from .control.metrics import CONTENT_TYPE, render_readings
+from .exposition import CONTENT_TYPE, render_readings
+from .readings import cut_label
+from .status_table import StatusMetric, read_all
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +41,38 @@ Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
 """What the standard library's servers call a connection, of TCP and of UDP."""
 
 
+StatusReader: TypeAlias = Callable[[], dict[str, Any]]
+"""Gives the status document of the process, from any thread; raises TimeoutError if the process
+does not come to it in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTable:
+    """What is served of a kind of process."""
+
+    who: str
+    """The kind: name of the first label of all metrics."""
+    name_field: str
+    """Where the document has the value of that label."""
+    metrics: Sequence[StatusMetric]
+
+    def render(self, status: Mapping[str, Any]) -> bytes:
+        """The metrics of a process, from its status document."""
+        name = cut_label(status.get(self.name_field, ""))
+        return render_readings((self.who, name), read_all(self.metrics, status))
+
+
 class MetricsServer:
     """A listening socket, and what answers on it while `serve` is entered."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, table: MetricTable) -> None:
         self._listener = listener
+        self._table = table
         self.address: tuple[str, int] = listener.getsockname()[:2]
         """Host and port, as the system says them."""
 
     @classmethod
-    def listen(cls, option: str, address: str) -> MetricsServer:
+    def listen(cls, option: str, address: str, table: MetricTable) -> MetricsServer:
         """Listen on "host:port", port 0: any. `option` names the address in a message.
 
         Raises InvalidArgument for what is no address, StoreError if the system refuses.
@@ -69,12 +91,12 @@ class MetricsServer:
             raise StoreError(
                 f"{option}: cannot listen on {address}: {error.strerror or error}"
             ) from error
-        return cls(listener)
+        return cls(listener, table)
 
     @contextmanager
     def serve(self, read_status: StatusReader) -> Iterator[None]:
         """Answer requests from what `read_status` gives, until left. Returns at once."""
-        server = _Server(self._listener, read_status)
+        server = _Server(self._listener, self._table, read_status)
         thread = threading.Thread(target=server.serve_forever, args=(STOP_POLL_S,), daemon=True)
         thread.start()
         log.info("metrics: http://%s:%d/metrics", *self.address)
@@ -95,22 +117,25 @@ class MetricsServer:
         self.close()
 
 
-def render_agent_metrics(status: Mapping[str, Any]) -> bytes:
-    """The metrics of an agent, from its status document."""
-    found = ((metric, metric.read(status)) for metric in AGENT_METRICS)
-    return render_readings(("agent", cut_label(status.get("agent", ""))), found)
-
-
 class _Server(ThreadingMixIn, HTTPServer):
     """Threads of a bounded number, each with a deadline; on a listener that it is given."""
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listener: socket.socket, read_status: StatusReader) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        table: MetricTable,
+        read_status: StatusReader,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
+        self.table = table
+        self._sleep = sleep
         self.read_status = read_status
         self._free = threading.BoundedSemaphore(REQUESTS_AT_ONCE_MAX)
 
@@ -120,7 +145,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
                 # Who connects stays in line, and would wake us again at once and for ever.
-                time.sleep(ACCEPT_RETRY_S)
+                self._sleep(ACCEPT_RETRY_S)
             raise
 
     def process_request(self, request: Request, client_address: object) -> None:
@@ -173,12 +198,13 @@ class _Handler(BaseHTTPRequestHandler):
             # Also for /healthz: this thread lives on beside an event loop that hangs.
             status = self.server.read_status()
         except TimeoutError:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"the agent is busy\n")
+            said = f"the {self.server.table.who} is busy\n".encode()
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", said)
             return
         if path == "/healthz":
             self._answer(HTTPStatus.OK, "application/json", b'{"is_serving":true}')
         else:
-            self._answer(HTTPStatus.OK, CONTENT_TYPE, render_agent_metrics(status))
+            self._answer(HTTPStatus.OK, CONTENT_TYPE, self.server.table.render(status))
 
     def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -1,0 +1,287 @@
+"""The ways that `swap_in` compares, over one pool and one arena: all movers that this machine can
+have, and a copy of as many bytes that lie together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from engine.block_pool import BlockPool
+from engine.errors import EngineError
+from engine.kv.batched_mover import BatchedMover
+from engine.kv.block_list import BlockList
+from engine.kv.cuda_mover import CudaMover
+from engine.kv.cuda_runtime import CudaRuntime, open_runtime
+from engine.kv.gather_mover import GatherMover
+from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import SectionMover, Transfer, wait_to_end
+from engine.kv.nixl_mover import NixlMover
+from engine.kv.per_block_mover import PerBlockMover
+from engine.kv.piece_plan import StagingShape
+from engine.kv.pinned import PinnedMemory, address_of
+from engine.kv.section_kernels import TorchKernels, find_kernels
+from engine.kv.staged_mover import DEFAULT_SHAPE, StagedMover
+from kvstore.arena.region import ArenaRegion
+from kvstore.layout import BlockLayout
+
+Direction: TypeAlias = Literal["in", "out"]
+DIRECTIONS: tuple[Direction, ...] = ("in", "out")
+
+GATE_CYCLES = 4_000_000
+"""Some 2 ms of a GPU: by then the host has queued all that is measured, but for thousands of
+calls."""
+
+
+@dataclass(slots=True)
+class Times:
+    """Of one way and one direction, a value for each round. `gpu_s` is from a moment when all was
+    queued until the last byte; `wall_s` from the first call until then; `issue_s` is the host's
+    time for a section."""
+
+    gpu_s: list[float] = field(default_factory=list)
+    wall_s: list[float] = field(default_factory=list)
+    issue_s: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Bench:
+    """A pool, an arena as an agent has one, and the movers between them."""
+
+    device: torch.device
+    layout: BlockLayout
+    pool: BlockPool
+    arena: memoryview
+    movers: dict[str, SectionMover]
+    problems: dict[str, str]
+    runtime: CudaRuntime | None
+    target: torch.Tensor
+    """Where bytes go to that lie together."""
+
+    @property
+    def widths(self) -> list[int]:
+        return [section.bytes for section in self.layout.sections]
+
+    def parts(self, first_byte: int, blocks: int) -> list[memoryview]:
+        """The sections of a run of so many blocks that begins there."""
+        parts, at = [], first_byte
+        for width in self.widths:
+            parts.append(self.arena[at : at + blocks * width])
+            at += blocks * width
+        return parts
+
+    def run_offset(self, number: int, blocks: int) -> int:
+        """Runs take turns over the arena: what was moved before is not in the CPU's cache."""
+        run_bytes = blocks * self.layout.block_bytes
+        places = max(1, self.arena.nbytes // run_bytes)
+        return number % places * run_bytes // 4096 * 4096
+
+    # What is timed --------------------------------------------------------------------------------
+
+    def start(self, way: str, direction: Direction, ids: list[int], first: int) -> list[Transfer]:
+        mover, blocks = self.movers[way], BlockList(ids)
+        move = mover.to_pool if direction == "in" else mover.from_pool
+        parts = self.parts(first, len(ids))
+        return [move(part, section, blocks) for section, part in enumerate(parts)]
+
+    def copy_together(self, direction: Direction, first: int, size: int) -> None:
+        """As many bytes, with one copy: in the current stream of a GPU."""
+        part = self.arena[first : first + size]
+        if self.runtime is None:
+            here, there = np.frombuffer(part, np.uint8), self.target[:size].numpy()
+            np.copyto(*((there, here) if direction == "in" else (here, there)))
+            return
+        pair = (self.target.data_ptr(), address_of(part))
+        target, source = pair if direction == "in" else pair[::-1]
+        self.runtime.copy(target, source, size, torch.cuda.current_stream().cuda_stream)
+
+    def time_wall(self, run: Callable[[], object]) -> float:
+        self.settle()
+        begun_s = time.perf_counter()
+        run()
+        self.settle()
+        return time.perf_counter() - begun_s
+
+    def settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def time_mover(
+        self, times: Times, way: str, direction: Direction, ids: list[int], first: int
+    ) -> None:
+        transfers: list[Transfer] = []
+        wall_s = self.time_wall(
+            lambda: (
+                transfers.extend(self.start(way, direction, ids, first))
+                if self.device.type == "cuda"
+                else wait_to_end(*self.start(way, direction, ids, first))
+            )
+        )
+        wait_to_end(*transfers)
+        times.wall_s.append(wall_s)
+        mover = self.movers[way]
+        if not isinstance(mover, CudaMover):
+            times.gpu_s.append(wall_s)
+            times.issue_s.append(wall_s / len(self.widths))
+            return
+
+        def queue() -> None:
+            begun_s = time.perf_counter()
+            transfers.extend(self.start(way, direction, ids, first))
+            times.issue_s.append((time.perf_counter() - begun_s) / len(self.widths))
+            for transfer in transfers:
+                transfer.order_compute()
+
+        times.gpu_s.append(self._time_gpu(queue, mover.streams))
+        wait_to_end(*transfers)
+
+    def time_together(
+        self,
+        times: Times,
+        direction: Direction,
+        blocks: int,
+        first: int,
+        *,
+        by_section: bool = False,
+    ) -> None:
+        widths = self.widths if by_section else [self.layout.block_bytes]
+
+        def copy() -> None:
+            at = first
+            for width in widths:
+                self.copy_together(direction, at, blocks * width)
+                at += blocks * width
+
+        times.wall_s.append(self.time_wall(copy))
+        if self.device.type == "cuda":
+            times.gpu_s.append(self._time_gpu(copy, ()))
+        else:
+            times.gpu_s.append(times.wall_s[-1])
+
+    def _time_gpu(self, queue: Callable[[], None], streams: tuple[torch.cuda.Stream, ...]) -> float:
+        """Seconds from a gate, which opens when all is queued, until the current stream is through
+        with it; `streams` wait for the gate too."""
+        begin, end = _timer(), _timer()
+        stream = torch.cuda.current_stream(self.device)
+        self.settle()
+        torch.cuda._sleep(GATE_CYCLES)  # type: ignore[no-untyped-call]
+        begin.record(stream)
+        for other in streams:
+            other.wait_event(begin)
+        queue()
+        end.record(stream)
+        self.settle()
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1e3
+
+    def check(self, way: str) -> None:
+        """That the bytes get where they belong, and back. Raises AssertionError."""
+        blocks = min(64, self.pool.capacity_blocks)
+        rng = np.random.default_rng(5)
+        ids = rng.permutation(self.pool.capacity_blocks)[:blocks].tolist()
+        parts = self.parts(0, blocks)
+        contents = [rng.integers(0, 256, part.nbytes, np.uint8) for part in parts]
+        for part, content in zip(parts, contents, strict=True):
+            part[:] = content.data
+        wait_to_end(*self.start(way, "in", ids, 0))
+        at = 0
+        for width, content in zip(self.widths, contents, strict=True):
+            found = self.pool.memory[ids, at : at + width].cpu().numpy().reshape(-1)
+            assert np.array_equal(found, content), f"{way}: other bytes in the pool"
+            at += width
+        for part in parts:
+            part[:] = bytes(part.nbytes)
+        wait_to_end(*self.start(way, "out", ids, 0))
+        for part, content in zip(parts, contents, strict=True):
+            assert bytes(part) == content.tobytes(), f"{way}: other bytes in the arena"
+
+
+def _timer() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def ratio(times: list[float], of: list[float]) -> float:
+    """How fast one way is against another that took turns with it: the median over the rounds."""
+    return round(median(b / a for a, b in zip(times, of, strict=True)), 4)
+
+
+@contextmanager
+def open_arena(size_bytes: int) -> Iterator[memoryview]:
+    """Shared memory as an agent makes it."""
+    descriptor = ArenaRegion.create(-(-size_bytes // 4096) * 4096)
+    try:
+        region = ArenaRegion(descriptor)
+    finally:
+        os.close(descriptor)
+    with region:
+        yield region.view
+
+
+@contextmanager
+def open_bench(
+    device: torch.device,
+    layout: BlockLayout,
+    capacity_blocks: int,
+    arena: memoryview,
+    pinned: PinnedMemory | None,
+    shapes: dict[str, StagingShape],
+) -> Iterator[Bench]:
+    """`shapes`: staged movers beside the usual one, by name."""
+    pool = BlockPool(block_bytes=layout.block_bytes, capacity_blocks=capacity_blocks, device=device)
+    target = torch.empty(capacity_blocks * layout.block_bytes, dtype=torch.uint8, device=device)
+    target.zero_()
+    movers: dict[str, SectionMover] = {}
+    problems: dict[str, str] = {}
+    for name, make in _makers(pool, layout, arena, pinned, shapes).items():
+        try:
+            movers[name] = make()
+        except (EngineError, ImportError) as error:
+            problems[name] = str(error)
+    runtime = None if pinned is None else open_runtime()
+    bench = Bench(device, layout, pool, arena, movers, problems, runtime, target)
+    try:
+        yield bench
+    finally:
+        for mover in movers.values():
+            mover.close()
+
+
+def _makers(
+    pool: BlockPool,
+    layout: BlockLayout,
+    arena: memoryview,
+    pinned: PinnedMemory | None,
+    shapes: dict[str, StagingShape],
+) -> dict[str, Callable[[], SectionMover]]:
+    makers: dict[str, Callable[[], SectionMover]] = {}
+    if pinned is None:
+        makers["memcpy"] = lambda: MemcpyMover(pool, layout)
+    else:
+        runtime, kernels, memory = open_runtime(), find_kernels(), pinned
+
+        def staged(shape: StagingShape) -> SectionMover:
+            return StagedMover(
+                pool, layout, pinned=memory, runtime=runtime, kernels=kernels, shape=shape
+            )
+
+        for name, shape in {"staged": DEFAULT_SHAPE, **shapes}.items():
+            makers[name] = partial(staged, shape)
+        makers["staged_by_torch"] = lambda: StagedMover(
+            pool, layout, pinned=memory, runtime=runtime, kernels=TorchKernels()
+        )
+        if kernels.is_compiled:
+            makers["gather"] = lambda: GatherMover(
+                pool, layout, pinned=memory, runtime=runtime, kernels=kernels
+            )
+        makers["batched"] = lambda: BatchedMover(pool, layout, pinned=memory, runtime=runtime)
+        makers["per_block"] = lambda: PerBlockMover(pool, layout, pinned=memory, runtime=runtime)
+    makers["nixl"] = lambda: NixlMover(pool, layout, arena=lambda: arena)
+    return makers

@@ -1,0 +1,138 @@
+"""Which mover an engine uses: a short measurement at its start, and the choice from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from ..block_pool import BlockPool
+from ..errors import TransferFailed
+from .block_list import BlockList
+from .mover import SectionMover, Transfer, wait_to_end
+
+BLOCKS = 256
+"""So many that the time to start a section is hidden behind the one before it."""
+ROUNDS = 9
+BUDGET_S = 0.5
+"""For all movers together, beside what is compiled for the first use of one."""
+WATCH_S = 1.0
+NEAR = 0.97
+"""Ways that are so close to the fastest are as good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverRate:
+    """What a mover did: median bytes a second of all sections of some blocks, as the host sees it,
+    and microseconds that the calling thread needs to start one section into the pool."""
+
+    name: str
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+    issue_us: float
+
+    def describe(self) -> dict[str, Any]:
+        """For status documents."""
+        return asdict(self)
+
+
+def choose_mover(measured: Sequence[MoverRate]) -> str:
+    """The fastest into the pool, because a pass waits for that; of those that are near it, the
+    fastest out; the first named of those that are equal. There must be one."""
+    best = max(one.in_bytes_per_s for one in measured)
+    near = [one for one in measured if one.in_bytes_per_s >= NEAR * best]
+    return max(near, key=lambda one: one.out_bytes_per_s).name
+
+
+def measure_movers(
+    movers: Mapping[str, SectionMover],
+    pool: BlockPool,
+    section_bytes: Sequence[int],
+    arena: memoryview,
+    *,
+    clock: Callable[[], float],
+    budget_s: float = BUDGET_S,
+) -> tuple[list[MoverRate], dict[str, str]]:
+    """Move blocks that nobody uses in and out of the pool, by each mover; what they did, and why
+    one of them cannot be used.
+
+    `arena` is memory as the real one is (page-locked or not), of BLOCKS blocks or fewer. Blocks
+    that are named in the pool's own order would lie together: here they do not. Their bytes are
+    lost.
+    """
+    block_bytes = sum(section_bytes)
+    count = min(BLOCKS, arena.nbytes // block_bytes, pool.free_blocks)
+    taken = pool.allocate(count)
+    rates, problems = [], {}
+    try:
+        ids = taken[::2] + taken[1::2]
+        for name, mover in movers.items():
+            end_s = clock() + budget_s / len(movers)
+            try:
+                rates.append(measure(name, mover, ids, section_bytes, arena, clock, end_s))
+            except TransferFailed as error:
+                problems[name] = str(error)
+    finally:
+        pool.release(taken)
+    return rates, problems
+
+
+def measure(
+    name: str,
+    mover: SectionMover,
+    ids: Sequence[int],
+    section_bytes: Sequence[int],
+    arena: memoryview,
+    clock: Callable[[], float],
+    end_s: float,
+) -> MoverRate:
+    """Move the blocks in and out until `end_s`, twice at least. Raises TransferFailed."""
+    into, out, issue = [], [], []
+    for number in range(ROUNDS + 1):
+        blocks = BlockList(ids)
+        start_s = clock()
+        transfers = [
+            mover.to_pool(part, section, blocks)
+            for section, part in _parts(arena, section_bytes, len(ids))
+        ]
+        issued_s = clock()
+        _watch(transfers, clock)
+        moved_in_s = clock()
+        transfers = [
+            mover.from_pool(part, section, blocks)
+            for section, part in _parts(arena, section_bytes, len(ids))
+        ]
+        _watch(transfers, clock)
+        moved_out_s = clock()
+        if number > 0:  # the first one compiles, allocates and warms up
+            into.append(moved_in_s - start_s)
+            out.append(moved_out_s - moved_in_s)
+            issue.append((issued_s - start_s) / len(section_bytes))
+        if number > 1 and clock() > end_s:
+            break
+    moved_bytes = len(ids) * sum(section_bytes)
+    return MoverRate(
+        name=name,
+        in_bytes_per_s=moved_bytes / median(into),
+        out_bytes_per_s=moved_bytes / median(out),
+        issue_us=median(issue) * 1e6,
+    )
+
+
+def _watch(transfers: Sequence[Transfer], clock: Callable[[], float]) -> None:
+    """Wait without a sleep, which would be as long as what is measured; not for ever."""
+    end_s = clock() + WATCH_S
+    while not all(transfer.has_ended for transfer in transfers) and clock() < end_s:
+        pass
+    wait_to_end(*transfers)
+
+
+def _parts(
+    arena: memoryview, section_bytes: Sequence[int], blocks: int
+) -> Iterator[tuple[int, memoryview]]:
+    """The sections of so many blocks, one after the other as in a run."""
+    at = 0
+    for section, width in enumerate(section_bytes):
+        yield section, arena[at : at + blocks * width]
+        at += blocks * width

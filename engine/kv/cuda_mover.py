@@ -1,0 +1,277 @@
+"""What all movers for a GPU have alike: streams, checks, transfers that end by an event, and a way
+for parts of the host's memory that are not page-locked.
+
+Each direction has its own lane of streams, so that saves do not stand in the way of swap-in. The
+lane's lock is held while work is queued, never while it runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Event, Lock
+
+import numpy as np
+import torch
+
+from kvstore.layout import BlockLayout
+
+from ..block_pool import BlockPool
+from ..errors import InvalidRequest, TransferFailed, TransferStuck
+from .block_list import BlockList
+from .cuda_runtime import CudaRuntime
+from .cuda_streams import is_over, make_stream, record
+from .mover import ENDED, ComputeMark, Transfer, check_part, wait_to_end
+from .pinned import PinnedMemory, address_of
+
+DEADLINE_S = 30.0
+"""A transfer that has not ended for so long never will: it takes milliseconds."""
+
+POLL_S = 0.0001
+"""Between two looks of a thread that waits. CUDA's own wait has no deadline."""
+
+BOUNCE_BYTES = 8 << 20
+
+
+class EventTransfer:
+    """A transfer that ends when its event does. Keeps what it moves from and to alive."""
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device, *keeps: object) -> None:
+        self._event = event
+        self._device = device
+        self._keeps = keeps
+
+    @property
+    def has_ended(self) -> bool:
+        """See Transfer."""
+        try:
+            return is_over(self._event)
+        except RuntimeError as error:
+            raise TransferFailed(f"{self._device} has failed: {error}") from error
+
+    def wait(self) -> None:
+        """See Transfer."""
+        pause = Event()
+        for _ in range(round(DEADLINE_S / POLL_S)):
+            if self.has_ended:
+                return
+            pause.wait(POLL_S)
+        raise TransferStuck(f"a transfer has not ended for {DEADLINE_S:.0f} s on {self._device}")
+
+    def order_compute(self) -> None:
+        """See Transfer."""
+        if not self.has_ended:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+class Lane:
+    """Streams of one direction. Kernels go before a pass's: they are short, and it may wait for
+    them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lock = Lock()
+        self.copies = make_stream(device)
+        self.kernels = make_stream(device, -1)
+
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """Both of them."""
+        return self.copies, self.kernels
+
+    def drain(self) -> None:
+        """Wait for all that is queued."""
+        for stream in self.streams:
+            stream.synchronize()
+
+    def ids_on_device(self, blocks: BlockList) -> torch.Tensor:
+        """The ids, int32, for kernels of the current stream, which is `kernels` or one that waits
+        for it. Uploaded once for a whole list and all its parts."""
+        ids: torch.Tensor | None = blocks.on_device.get(self)
+        if ids is None:
+            host = torch.from_numpy(blocks.whole.array).pin_memory()
+            ids = blocks.on_device[self] = host.to(self.kernels.device, non_blocking=True)
+        return ids[blocks.first : blocks.first + len(blocks)]
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPlace:
+    """Where a section stands in every block of the pool."""
+
+    offset: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """A section of consecutive blocks in page-locked memory."""
+
+    address: int
+    place: SectionPlace
+    blocks: BlockList
+    after: ComputeMark
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.blocks) * self.place.width
+
+
+class CudaMover(ABC):
+    """A `SectionMover` for a pool on a GPU. Raises InvalidRequest for another one."""
+
+    name: str
+    step_bytes = 8 << 20
+    """150 us of the bus, beside some 30 to start it."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: BlockLayout,
+        *,
+        pinned: PinnedMemory,
+        runtime: CudaRuntime,
+    ) -> None:
+        """`pinned` belongs to the caller, and is to be closed after the mover."""
+        assert pool.block_bytes == layout.block_bytes, (pool.block_bytes, layout)
+        if pool.device.type != "cuda":
+            raise InvalidRequest(self.name, given=f"a pool on {pool.device}", expected="on a GPU")
+        self._pool = pool.memory
+        self._pool_address = pool.memory.data_ptr()
+        self._block_bytes = pool.block_bytes
+        self._capacity_blocks = pool.capacity_blocks
+        self._device = pool.memory.device
+        self._pinned = pinned
+        self._runtime = runtime
+        self._places: list[SectionPlace] = []
+        at = 0
+        for section in layout.sections:
+            self._places.append(SectionPlace(at, section.bytes))
+            at += section.bytes
+        self._in, self._out = Lane(self._device), Lane(self._device)
+        self._bounce_lock = Lock()
+        self._bounce: memoryview | None = None
+
+    @abstractmethod
+    def _start_in(self, part: HostPart) -> torch.cuda.Event:
+        """Queue the way into the pool; the event is its end. The lane's lock is held, and the
+        device is the current one. Raises TransferFailed."""
+
+    @abstractmethod
+    def _start_out(self, part: HostPart) -> torch.cuda.Event:
+        """Queue the way out of the pool; else as `_start_in`."""
+
+    def mark_compute(self) -> ComputeMark:
+        """See SectionMover."""
+        return record(torch.cuda.current_stream(self._device))
+
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        """See SectionMover."""
+        return self._move(self._in, self._start_in, part, section, block_ids, after)
+
+    def from_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        """See SectionMover."""
+        return self._move(self._out, self._start_out, part, section, block_ids, after)
+
+    @property
+    def streams(self) -> tuple[torch.cuda.Stream, ...]:
+        """All that it queues work in: a measurement holds them back, to begin when it says."""
+        return self._in.streams + self._out.streams
+
+    def close(self) -> None:
+        """See SectionMover."""
+        self._in.drain()
+        self._out.drain()
+
+    def _move(
+        self,
+        lane: Lane,
+        start: Callable[[HostPart], torch.cuda.Event],
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        after: ComputeMark,
+    ) -> Transfer:
+        place = self._places[section]
+        blocks = check_part(part, place.width, block_ids, self._capacity_blocks)
+        if not len(blocks):
+            return ENDED
+        address = address_of(part)
+        with self._pinned.use(address, part.nbytes) as is_pinned:
+            if is_pinned:
+                return self._start(lane, start, HostPart(address, place, blocks, after), part)
+        return self._move_by_bounce(lane, start, part, place, blocks, after)
+
+    def _start(
+        self,
+        lane: Lane,
+        start: Callable[[HostPart], torch.cuda.Event],
+        host: HostPart,
+        part: memoryview,
+    ) -> Transfer:
+        with lane.lock, torch.cuda.device(self._device):
+            try:
+                event = start(host)
+            except TransferFailed:
+                lane.drain()
+                raise
+            except RuntimeError as error:  # PyTorch's, of CUDA
+                raise TransferFailed(f"{self.name} on {self._device}: {error}") from error
+        return EventTransfer(event, self._device, part, host)
+
+    def _move_by_bounce(
+        self,
+        lane: Lane,
+        start: Callable[[HostPart], torch.cuda.Event],
+        part: memoryview,
+        place: SectionPlace,
+        blocks: BlockList,
+        after: ComputeMark,
+    ) -> Transfer:
+        """Through a buffer that is page-locked, a piece at a time; this thread waits for each."""
+        rows = np.frombuffer(part, np.uint8).reshape(len(blocks), place.width)
+        with self._bounce_lock:
+            step = max(1, BOUNCE_BYTES // place.width)
+            bounce = self._need_bounce(min(step, len(blocks)) * place.width)
+            for first in range(0, len(blocks), step):
+                some = blocks.cut(first, min(first + step, len(blocks)))
+                piece = bounce[: len(some) * place.width]
+                copied = np.frombuffer(piece, np.uint8).reshape(len(some), place.width)
+                if lane is self._in:
+                    np.copyto(copied, rows[first : first + len(some)])
+                host = HostPart(address_of(piece), place, some, after)
+                wait_to_end(self._start(lane, start, host, piece))
+                if lane is self._out:
+                    np.copyto(rows[first : first + len(some)], copied)
+        return ENDED
+
+    def _need_bounce(self, size_bytes: int) -> memoryview:
+        """A page-locked buffer of at least so many bytes."""
+        if self._bounce is None or self._bounce.nbytes < size_bytes:
+            memory = torch.empty(max(size_bytes, BOUNCE_BYTES), dtype=torch.uint8, pin_memory=True)
+            self._pinned.adopt(memory)
+            self._bounce = memory.numpy().data
+        return self._bounce
+
+    # For those that name single blocks ------------------------------------------------------------
+
+    def _addresses(self, part: HostPart) -> tuple[np.ndarray, np.ndarray]:
+        """Of each block's section in the host and in the pool, uint64."""
+        count = len(part.blocks)
+        host = part.address + np.arange(count, dtype=np.uint64) * np.uint64(part.place.width)
+        pool = part.blocks.array.astype(np.uint64) * np.uint64(self._block_bytes)
+        pool += np.uint64(self._pool_address + part.place.offset)
+        return host.astype(np.uint64), pool

@@ -1,0 +1,225 @@
+"""Rebuilds lost shards in a pool on a GPU, where the blocks' other shards have just come.
+
+    sections and parity by DMA -> the lost shards out of the others -> their checksums -> the host
+
+Parity takes the bus for a fifth of a block at most; the lost shards never cross it. The checksums
+do, 8 bytes each: with those of the other shards, which the agent noted, they say whether the blocks
+are what was stored. Until they are there the pass may go on: it is confirmed before anything of it
+is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from erasure.code import Code
+from kernels.reference.gf256 import pack_recipe
+from kernels.reference.xxh3 import STRIPE_BYTES
+from kvstore.client import ArenaRun, BlockLoss, check_rebuilt
+
+from ..block_pool import BlockPool
+from ..errors import InvalidRequest, TransferFailed
+from .block_list import BlockList
+from .cuda_mover import EventTransfer
+from .cuda_streams import make_stream, record
+from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
+from .rebuild import move_whole, neighbours, require_right
+
+NO_SHARD = -1
+PATTERNS_KEPT_MAX = 512
+"""Ways to lose shards; 10+2 has 65 that a reader meets."""
+
+
+class CheckedTransfer:
+    """An `EventTransfer` behind which something is checked, once; it fails if that fails."""
+
+    def __init__(self, transfer: EventTransfer, check: Callable[[], None]) -> None:
+        self._transfer = transfer
+        self._check: Callable[[], None] | None = check
+        self._failure: TransferFailed | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """See Transfer."""
+        if not self._transfer.has_ended:
+            return False
+        self._look()
+        return True
+
+    def wait(self) -> None:
+        """See Transfer."""
+        self._transfer.wait()
+        self._look()
+
+    def order_compute(self) -> None:
+        """See Transfer; what is computed then is to be confirmed."""
+        self._transfer.order_compute()
+
+    def _look(self) -> None:
+        # Two threads that look at one time find the same.
+        check = self._check
+        if check is not None:
+            try:
+                check()
+            except TransferFailed as error:
+                self._failure = error
+            self._check = None
+        if self._failure is not None:
+            raise self._failure
+
+
+class ShardKernels:
+    """Rebuilds lost shards of blocks in a GPU's memory, and hashes them, in a stream of its own.
+
+    Raises InvalidRequest for another device, and for blocks that are not k whole shards;
+    ImportError without TileLang.
+    """
+
+    def __init__(self, device: torch.device, block_bytes: int, *, k: int, m: int) -> None:
+        if device.type != "cuda":
+            raise InvalidRequest("rebuild", given=f"a pool on {device}", expected="on a GPU")
+        if block_bytes % (k * STRIPE_BYTES):
+            expected = f"a multiple of {k} x {STRIPE_BYTES} bytes"
+            raise InvalidRequest("block", given=f"{block_bytes} bytes", expected=expected)
+        # Here: TileLang is an optional package, and takes seconds to import.
+        from kernels.gpu import gf256, xxh3
+
+        self.k = k
+        self.m = m
+        self.block_bytes = block_bytes
+        self.device = device
+        self.stream = make_stream(device, -1)
+        self._shard_bytes = block_bytes // k
+        self._combine_shards = gf256.combine_shards
+        self._hash_shards = xxh3.hash_shards
+
+    def queue(
+        self,
+        pool: torch.Tensor,
+        parity_parts: Sequence[torch.Tensor],
+        losses: Sequence[BlockLoss],
+        block_ids: NDArray[np.int32],
+        behind: Sequence[Transfer],
+    ) -> list[torch.Tensor]:
+        """Queue it in the current stream; the checksums, which come to the host, and what must live
+        until they have.
+
+        `parity_parts`: of the blocks, one after the other, in memory of the host. What is rebuilt
+        is rebuilt behind the transfers `behind`.
+        """
+        k, m = self.k, self.m
+        blocks = len(losses)
+        parity = torch.empty((blocks, m, self._shard_bytes), dtype=torch.uint8, device=self.device)
+        at, flat = 0, parity.view(-1)
+        for part in parity_parts:
+            flat[at : at + len(part)].copy_(part, non_blocking=True)
+            at += len(part)
+        packed = bytearray(b"".join(pack_loss(k, m, loss.shards) for loss in losses))
+        recipes = self._upload(torch.frombuffer(packed, dtype=torch.uint8).view(blocks, -1))
+        wanted = [[*loss.missing, *([NO_SHARD] * (m - len(loss.missing)))] for loss in losses]
+        shards = self._upload(torch.tensor(wanted, dtype=torch.int32))
+        ids = self._upload(torch.from_numpy(block_ids))
+        for transfer in behind:
+            transfer.order_compute()
+        self._combine_shards(pool, parity, ids, recipes)
+        hashes = self._hash_shards(pool, ids, shards, self._shard_bytes)
+        on_host = torch.empty(hashes.shape, dtype=hashes.dtype, pin_memory=True)
+        on_host.copy_(hashes, non_blocking=True)
+        return [on_host, parity, recipes, shards, ids, hashes]
+
+    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def time_rebuild(self, blocks: int, clock: Callable[[], float], rounds: int) -> float:
+        """Least seconds, of some rounds, from parity in page-locked memory of the host to checksums
+        there, of blocks that have each lost a data shard. Compiles what is not compiled yet."""
+        k, m = self.k, self.m
+        losses = [
+            BlockLoss(at, tuple(k if j == at % k else j for j in range(k)), (0,) * k, 0)
+            for at in range(blocks)
+        ]
+        pool = torch.zeros((blocks, self.block_bytes), dtype=torch.uint8, device=self.device)
+        parity = torch.zeros(blocks * m * self._shard_bytes, dtype=torch.uint8).pin_memory()
+        taken_s = []
+        for _ in range(rounds + 1):
+            start_s = clock()
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                self.queue(pool, [parity], losses, np.arange(blocks, dtype=np.int32), [])
+            self.stream.synchronize()
+            taken_s.append(clock() - start_s)
+        return min(taken_s[1:])
+
+
+class GpuRebuilder:
+    """A `Rebuilder` for a pool on the kernels' GPU."""
+
+    name = "gpu"
+
+    def __init__(self, pool: BlockPool, mover: SectionMover, kernels: ShardKernels) -> None:
+        assert pool.block_bytes == kernels.block_bytes, (pool.block_bytes, kernels.block_bytes)
+        self._pool = pool.memory
+        self._device = pool.memory.device
+        self._mover = mover
+        self._kernels = kernels
+
+    def bring(
+        self,
+        run: ArenaRun,
+        keys: Sequence[bytes],
+        losses: Sequence[BlockLoss],
+        blocks: BlockList,
+        *,
+        after: ComputeMark = None,
+    ) -> Sequence[Transfer]:
+        """See Rebuilder."""
+        kernels = self._kernels
+        assert run.layout.code == (kernels.k, kernels.m), run
+        moved = move_whole(self._mover, run, losses, blocks, after)
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(kernels.stream):
+                rebuilt = self._rebuild(run, keys, losses, blocks, moved)
+        except RuntimeError as error:
+            wait_to_end(*moved)
+            raise TransferFailed(f"{self._device} takes no more work: {error}") from error
+        except BaseException:
+            wait_to_end(*moved)
+            raise
+        return [*moved, rebuilt]
+
+    def _rebuild(
+        self,
+        run: ArenaRun,
+        keys: Sequence[bytes],
+        losses: Sequence[BlockLoss],
+        blocks: BlockList,
+        moved: Sequence[Transfer],
+    ) -> Transfer:
+        """In the current stream: behind what was moved."""
+        parity = []
+        for first, end in neighbours(losses):
+            start = losses[first].block
+            part = np.frombuffer(run.parity(start, start + end - first), np.uint8)
+            parity.append(torch.from_numpy(part))
+        hashes, *keeps = self._kernels.queue(self._pool, parity, losses, blocks.array, moved)
+
+        def check() -> None:
+            found = hashes.numpy().view(np.uint64).tolist()
+            rows = [row[: len(loss.missing)] for row, loss in zip(found, losses, strict=True)]
+            require_right(check_rebuilt(keys, losses, rows), losses)
+
+        ended = EventTransfer(record(self._kernels.stream), self._device, *keeps)
+        return CheckedTransfer(ended, check)
+
+
+@lru_cache(maxsize=PATTERNS_KEPT_MAX)
+def pack_loss(k: int, m: int, shards: tuple[int, ...]) -> bytes:
+    """The recipe that rebuilds what a block has lost, as `kernels.reference.gf256` says;
+    `shards`: of a `BlockLoss`."""
+    missing = [place for place, shard in enumerate(shards) if shard != place]
+    coefficients = Code(k, m).coefficients(missing, shards)
+    return pack_recipe(k, m, shards, missing, coefficients.tolist())

@@ -1,0 +1,125 @@
+"""How much memory may be page-locked, by what the system says of itself before it is tried.
+
+Pages that are locked cannot be given back, so a lack shows itself as the end of some other process.
+CUDA's driver does not count what it locks against RLIMIT_MEMLOCK, so that limit is named where
+locking fails, and refuses nothing; whoever registers memory with a NIC is held to it by the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+RESERVE_BYTES = 256 << 20
+"""Left to everybody else, in the host and in the control group."""
+
+_V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_V2_FILES = ("memory.max", "memory.current")
+_UNLIMITED_BYTES = 1 << 60
+"""Version 1 says that there is no limit by a number of about 2^63."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockLimits:
+    """None: no limit, or none that can be read."""
+
+    available_bytes: int | None
+    """Of the host, without swapping (MemAvailable)."""
+    group_left_bytes: int | None
+    """Until the control group is full."""
+    memlock_bytes: int | None
+    """RLIMIT_MEMLOCK of this process."""
+
+    def describe(self) -> str:
+        """For people who wonder why it failed."""
+        return (
+            f"memory available: {_sized(self.available_bytes)}, left in the control group: "
+            f"{_sized(self.group_left_bytes)}, RLIMIT_MEMLOCK: {_sized(self.memlock_bytes)}"
+        )
+
+
+def find_lack(new_bytes: int, limits: LockLimits, *, counts_memlock: bool = False) -> str | None:
+    """Why so many bytes that have no pages yet cannot be locked, None if they can. `counts_memlock`
+    is for those whose pages are counted against RLIMIT_MEMLOCK."""
+    for left, of_what in (
+        (limits.available_bytes, "available in this host"),
+        (limits.group_left_bytes, "left in the control group"),
+    ):
+        if left is not None and new_bytes + RESERVE_BYTES > left:
+            return (
+                f"{new_bytes} more bytes of memory are needed, beside {RESERVE_BYTES} for others, "
+                f"and {left} are {of_what}; give the agent a smaller --arena"
+            )
+    if counts_memlock and limits.memlock_bytes is not None and new_bytes > limits.memlock_bytes:
+        return (
+            f"{new_bytes} bytes are to be locked, and RLIMIT_MEMLOCK is {limits.memlock_bytes}; "
+            "raise it (ulimit -l, LimitMEMLOCK=)"
+        )
+    return None
+
+
+def missing_bytes(address: int, size_bytes: int) -> int:
+    """Bytes of a mapping that have no page of memory yet (mincore(2)), all if that cannot be
+    read. `address` begins a page."""
+    pages = -(-size_bytes // mmap.PAGESIZE)
+    resident = np.zeros(pages, np.uint8)
+    status = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(address),
+        ctypes.c_size_t(size_bytes),
+        ctypes.c_void_p(resident.ctypes.data),
+    )
+    missing = pages if status != 0 else int(np.count_nonzero(resident & 1 == 0))
+    return missing * mmap.PAGESIZE
+
+
+def read_limits(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> LockLimits:
+    """What the system says now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return LockLimits(
+        available_bytes=_read_available(proc),
+        group_left_bytes=_read_group_left(proc, groups),
+        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+    )
+
+
+def _read_available(proc: Path) -> int | None:
+    for line in _read(proc / "meminfo").splitlines():
+        words = line.split()  # proc(5): "MemAvailable:   12345 kB"
+        if len(words) == 3 and words[0] == "MemAvailable:":
+            return int(words[1]) * 1024
+    return None
+
+
+def _read_group_left(proc: Path, groups: Path) -> int | None:
+    """Of the tightest control group around this process: its pages are charged there."""
+    found = []
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = groups / "memory" if controllers else groups
+        limit, usage = _V1_FILES if controllers else _V2_FILES
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            texts = _read(group / limit).strip(), _read(group / usage).strip()
+            if all(text.isdigit() for text in texts) and int(texts[0]) < _UNLIMITED_BYTES:
+                found.append(max(0, int(texts[0]) - int(texts[1])))
+            if group == root:
+                break
+    return min(found, default=None)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""  # a system that does not say sets no limit
+
+
+def _sized(size_bytes: int | None) -> str:
+    return "not limited" if size_bytes is None else f"{size_bytes} bytes"

@@ -1,0 +1,137 @@
+"""What moves sections of blocks between the arena and a pool, whatever memory the pool is in.
+
+    to_pool      swap-in: a section of some blocks, consecutive in a run of the arena, into the pool
+    from_pool    swap-out: the other way, for saves and hand-overs
+
+On a CPU a mover copies before it returns. On a GPU it starts the transfer and returns: the bytes
+are there when the transfer has ended. Not for who may use which block, nor for the way between the
+store and the arena.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from ..errors import InvalidRequest, TransferFailed, TransferStuck
+from .block_list import BlockList
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+ComputeMark: TypeAlias = "torch.cuda.Event | None"
+"""What a compute stream had been given to do up to a moment. None: nothing has to be waited for."""
+
+
+class Transfer(Protocol):
+    """One call of a mover on its way. May be asked by any thread, as often as one likes."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all bytes are there. Raises TransferFailed if they never will be."""
+
+    def wait(self) -> None:
+        """Return when all bytes are there. Raises TransferFailed: then nothing is written any more
+        either; TransferStuck after a deadline: then that is not known."""
+
+    def order_compute(self) -> None:
+        """What the calling thread gives to its current stream from now on begins when the bytes are
+        there. A GPU waits then, not the thread. Raises as `wait`."""
+
+
+class SectionMover(Protocol):
+    """Moves between one pool and runs of its layout. Its calls may be made by several threads; no
+    block is written by two transfers at one time.
+
+    `part` is always a section of consecutive blocks, block after block; the pool's blocks are those
+    of `block_ids`, in that order, each once. Both stay as they are until the transfer has ended,
+    but for what it writes. Raises InvalidRequest for a part of another length, and for ids that
+    are not in the pool or are there twice; TransferFailed if the device takes no more work.
+    """
+
+    name: str
+    """What people call the way it moves: "memcpy", "staged", "gather", "batched", "per_block" or
+    "nixl"."""
+
+    step_bytes: int
+    """A part that is still growing is worth moving when it has grown by so much."""
+
+    def mark_compute(self) -> ComputeMark:
+        """What the calling thread has given to its current stream so far, to be named as `after`:
+        the transfer begins when that is done. For blocks that were computed, or read, just now."""
+
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        """Move a section of some blocks into the pool."""
+
+    def from_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        """Move a section of some blocks out of the pool."""
+
+    def close(self) -> None:
+        """Wait for what is under way and give back what was allocated. May be called again, and
+        nothing else after it."""
+
+
+class EndedTransfer:
+    """A transfer that had ended before it was asked for."""
+
+    has_ended = True
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def order_compute(self) -> None:
+        """The bytes are there."""
+
+
+ENDED = EndedTransfer()
+
+
+def wait_to_end(*transfers: Transfer) -> None:
+    """Wait for all of them, however long it takes, for whoever holds memory that is moved to or
+    from: what is let go of before would be written to, or read, when it is somebody else's. Raises
+    TransferFailed, when all have ended, if one has failed."""
+    failure: TransferFailed | None = None
+    for transfer in transfers:
+        has_ended = False
+        while not has_ended:
+            try:
+                transfer.wait()
+                has_ended = True
+            except TransferStuck as error:
+                log.error("%s; its blocks stay taken until it has ended", error)
+            except TransferFailed as error:
+                failure, has_ended = error, True
+    if failure is not None:
+        raise failure
+
+
+def check_part(
+    part: memoryview, width: int, block_ids: Sequence[int], capacity_blocks: int
+) -> BlockList:
+    """The ids, if `part` is as long as they say and the pool has them. Raises InvalidRequest."""
+    blocks = BlockList.of(block_ids)
+    if part.nbytes != len(blocks) * width:
+        expected = f"{len(blocks)} blocks of {width} bytes"
+        raise InvalidRequest("part of a section", given=f"{part.nbytes} bytes", expected=expected)
+    if blocks.id_bound >= capacity_blocks:
+        raise InvalidRequest(
+            "block ids", given=blocks.id_bound, expected=f"below {capacity_blocks}"
+        )
+    return blocks

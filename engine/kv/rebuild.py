@@ -1,0 +1,108 @@
+"""Blocks that came with lost data shards: brings them into the pool whole, rebuilt from parity.
+
+The agent rebuilds by itself unless it is told to leave that to the reader of a run
+(docs/decisions/0036). A `Rebuilder` is that reader's part. A code repairs a byte out of the same
+byte of all shards, so a block can only be rebuilt when everything of it has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvstore.client import ArenaRun, BlockLoss, rebuild_in_run
+
+from ..errors import TransferFailed
+from .block_list import BlockList
+from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
+
+
+class RebuiltWrong(TransferFailed):
+    """A block that was rebuilt is not what was stored: a node lies about its shard."""
+
+
+class Rebuilder(Protocol):
+    """Brings blocks of one pool's layout. Called by the thread that moves sections."""
+
+    name: str
+    """What people call it: "cpu" or "gpu"."""
+
+    def bring(
+        self,
+        run: ArenaRun,
+        keys: Sequence[bytes],
+        losses: Sequence[BlockLoss],
+        blocks: BlockList,
+        *,
+        after: ComputeMark = None,
+    ) -> Sequence[Transfer]:
+        """Bring all sections of blocks that have lost shards into the pool.
+
+        `losses`: of blocks of the run, ascending; `keys` and `blocks`: their keys, and their ids in
+        the pool. The blocks are there, and verified, when all transfers have ended; one of them
+        fails if a block turns out to be wrong. Raises TransferFailed, AgentError.
+        """
+
+
+def move_whole(
+    mover: SectionMover,
+    run: ArenaRun,
+    losses: Sequence[BlockLoss],
+    blocks: BlockList,
+    after: ComputeMark,
+) -> list[Transfer]:
+    """Move these blocks of a run into the pool as they are, with every section. Of what cannot be
+    moved as a whole nothing is under way any more."""
+    transfers: list[Transfer] = []
+    try:
+        for index, section in enumerate(run.layout.layout.sections):
+            memory = run.section(index)
+            for first, end in neighbours(losses):
+                start = losses[first].block
+                part = memory[start * section.bytes : (start + end - first) * section.bytes]
+                transfers.append(mover.to_pool(part, index, blocks.cut(first, end), after=after))
+    except BaseException:
+        wait_to_end(*transfers)
+        raise
+    return transfers
+
+
+def neighbours(losses: Sequence[BlockLoss]) -> Iterator[tuple[int, int]]:
+    """The positions [first, end) of blocks that follow one another in the run."""
+    first = 0
+    for at in range(1, len(losses) + 1):
+        if at == len(losses) or losses[at].block != losses[at - 1].block + 1:
+            yield first, at
+            first = at
+
+
+def require_right(are_right: Sequence[bool], losses: Sequence[BlockLoss]) -> None:
+    """Raises RebuiltWrong for the first block that is not what was stored."""
+    for is_right, loss in zip(are_right, losses, strict=True):
+        if not is_right:
+            raise RebuiltWrong(
+                f"block {loss.block} of the run, rebuilt without its shards {loss.missing}, is not "
+                "what was stored: a node has sent wrong bytes with a checksum that fits them"
+            )
+
+
+class HostRebuilder:
+    """A `Rebuilder` by the CPU: in the run, before its sections are moved, whatever moves them."""
+
+    name = "cpu"
+
+    def __init__(self, mover: SectionMover) -> None:
+        self._mover = mover
+
+    def bring(
+        self,
+        run: ArenaRun,
+        keys: Sequence[bytes],
+        losses: Sequence[BlockLoss],
+        blocks: BlockList,
+        *,
+        after: ComputeMark = None,
+    ) -> Sequence[Transfer]:
+        """See Rebuilder."""
+        require_right(rebuild_in_run(run.memory, keys, losses), losses)
+        return move_whole(self._mover, run, losses, blocks, after)

@@ -1,0 +1,151 @@
+"""Who copies between a pool on a GPU and a staging area: a compiled kernel, or else PyTorch.
+
+Both do what `kernels.reference.block_sections` says. The compiled one can be held to a few
+multiprocessors, so that it takes nothing noticeable from a forward beside it; PyTorch's takes the
+whole GPU for a moment. Only the compiled one is worth using over the bus.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_WORD = torch.int64
+"""What PyTorch moves at a time, where it can; by bytes it is slower by far."""
+
+
+class SectionKernels(Protocol):
+    """Queues copies in the current stream. `pool` is uint8 [capacity, block bytes], `staging` uint8
+    [blocks, section bytes], `block_ids` int32 [blocks]; all on one GPU."""
+
+    is_compiled: bool
+
+    def scatter(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """Write each row of `staging` into the section, at that offset, of its block."""
+
+    def gather(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """Fill each row of `staging` with the section of its block."""
+
+
+class CompiledKernels:
+    """TileLang's; raises ImportError where that is not installed."""
+
+    is_compiled = True
+
+    def __init__(self) -> None:
+        # Here: it is an optional package, and takes seconds to import.
+        from kernels.gpu import block_sections
+
+        self._bind_scatter = block_sections.bind_scatter
+        self._bind_gather = block_sections.bind_gather
+        self._bound: dict[tuple[object, ...], Callable[[torch.Tensor, torch.Tensor], None]] = {}
+
+    def scatter(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """See SectionKernels."""
+        copy = self._bind(self._bind_scatter, staging, pool, offset_bytes, thread_blocks)
+        copy(staging, block_ids)
+
+    def gather(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """See SectionKernels."""
+        copy = self._bind(self._bind_gather, staging, pool, offset_bytes, thread_blocks)
+        copy(staging, block_ids)
+
+    def _bind(
+        self,
+        bind: Callable[..., Callable[[torch.Tensor, torch.Tensor], None]],
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """One for each section of a pool."""
+        width = staging.shape[1]
+        key = (bind, pool.data_ptr(), width, offset_bytes, thread_blocks)
+        copy = self._bound.get(key)
+        if copy is None:
+            copy = bind(pool, width, offset_bytes, torch.int32, thread_blocks)
+            self._bound[key] = copy
+        return copy
+
+
+class TorchKernels:
+    """PyTorch's own operations; for any device, and `thread_blocks` is nothing to them."""
+
+    is_compiled = False
+
+    def scatter(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """See SectionKernels."""
+        section, rows = _in_words(pool, offset_bytes, staging)
+        section.index_copy_(0, block_ids.long(), rows)
+
+    def gather(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        """See SectionKernels."""
+        section, rows = _in_words(pool, offset_bytes, staging)
+        torch.index_select(section, 0, block_ids, out=rows)
+
+
+def find_kernels() -> SectionKernels:
+    """The compiled ones, if there are any."""
+    try:
+        return CompiledKernels()
+    except ImportError as error:
+        log.warning("sections are scattered by PyTorch's own operations: %s", error)
+        return TorchKernels()
+
+
+def _in_words(
+    pool: torch.Tensor, offset_bytes: int, staging: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The section of all blocks, and the rows, by the widest words that they are made of."""
+    section = pool[:, offset_bytes : offset_bytes + staging.shape[1]]
+    sizes = (staging.shape[1], pool.shape[1], offset_bytes, staging.data_ptr(), pool.data_ptr())
+    if any(size % _WORD.itemsize for size in sizes):
+        return section, staging
+    return section.view(_WORD), staging.view(_WORD)

@@ -1,0 +1,94 @@
+"""What compiles TileLang programs: source without a device, a kernel only with one."""
+
+import subprocess
+import sys
+
+import pytest
+import tilelang.language as T
+import torch
+
+from kernels.gpu.compiler import NoCudaDevice, Program, launcher, lower_to_cuda
+from kernels.gpu.mapped_memory import device_view
+from tests.kernels.gpu.cuda_on_cpu import ARCHITECTURES, run_on_cpu
+
+
+def add_program(addend: int) -> Program:
+    """to[n] = given[n] + addend, a block of 64 threads for every 64 numbers."""
+    count = T.dynamic("count")
+
+    @T.prim_func
+    def add(given: T.Tensor((count,), "int32"), to: T.Tensor((count,), "int32")) -> None:
+        with T.Kernel(T.ceildiv(count, 64), threads=64) as block:
+            at = block * 64 + T.get_thread_binding()
+            if at < count:
+                to[at] = given[at] + addend
+
+    return add
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_program_is_lowered_without_a_device(architecture: str) -> None:
+    source = lower_to_cuda(add_program(7), architecture)
+    assert "__global__ void __launch_bounds__(64" in source
+    assert "+ 7" in source
+
+
+def test_lowered_source_runs_on_the_cpu() -> None:
+    given, to = torch.arange(100, dtype=torch.int32), torch.zeros(100, dtype=torch.int32)
+    run_on_cpu(add_program(7), (2,), given=given, to=to, count=100)
+    assert torch.equal(to, given + 7)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_launcher_says_what_to_do_when_there_is_no_device() -> None:
+    with pytest.raises(NoCudaDevice, match="add_program: given no CUDA device, expected one"):
+        launcher(add_program, 7)
+
+
+@pytest.mark.gpu
+def test_launcher_is_compiled_once_for_each_set_of_sizes() -> None:
+    given = torch.arange(100, dtype=torch.int32, device="cuda")
+    to = torch.zeros_like(given)
+    for addend in (1, 2):
+        add = launcher(add_program, addend)
+        add(given, to)
+        assert torch.equal(to, given + addend)
+        assert launcher(add_program, addend) is add
+
+
+def test_package_names_the_extra_when_tilelang_is_not_there() -> None:
+    program = "import sys; sys.modules['tilelang'] = None\nimport kernels.gpu.compiler"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert "install this project with its extra gpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "message"),
+    [
+        (torch.zeros(4), TypeError, "given torch.float32"),
+        (torch.zeros(0, dtype=torch.uint8), ValueError, "expected some contiguous bytes"),
+        (torch.zeros(8, dtype=torch.uint8)[::2], ValueError, "expected some contiguous bytes"),
+        (torch.zeros(8, dtype=torch.uint8), ValueError, "given pageable memory"),
+    ],
+)
+def test_view_of_host_memory_is_refused_when_a_device_cannot_see_it(
+    host: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        device_view(host, torch.device("cuda", 0))
+
+
+@pytest.mark.gpu
+def test_view_of_host_memory_shows_and_takes_its_bytes() -> None:
+    host = torch.arange(200, dtype=torch.uint8).view(10, 20).pin_memory()
+    view = device_view(host, torch.device("cuda", 0))
+    assert view.device.type == "cuda"
+    assert torch.equal(view.cpu(), host)
+    view[3:5] = 7
+    torch.cuda.synchronize()
+    assert host[3:5].eq(7).all()
+    part = view[5]
+    del host, view
+    assert part.sum().item() == sum(range(100, 120))

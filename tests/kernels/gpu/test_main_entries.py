@@ -1,0 +1,120 @@
+"""Main entries on a GPU: the bytes and the numbers of the reference."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from kernels.gpu import main_entries as gpu
+from kernels.reference import main_entries as reference
+from tests.kernels.exact_formats import E2M1, E4M3, midpoints, neighbours, rows_of
+from tests.kernels.golden_quant import equal_bits, kept_codes, kept_inputs
+from tests.kernels.gpu.rows_on_device import (
+    DEVICES,
+    DTYPES,
+    Kind,
+    check_dequantise,
+    check_quantise,
+    quantise_on,
+    random_bits,
+    random_bytes,
+    random_numbers,
+    special_groups,
+)
+
+KIND = Kind(
+    gpu.FORMAT,
+    gpu.row_layout,
+    gpu.quantise_main_entries,
+    gpu.dequantise_main_entries,
+    reference.quantise_main_entries,
+    reference.dequantise_main_entries,
+    512,
+)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestQuantise:
+    def test_random_entries_have_the_references_bytes(
+        self, dtype: torch.dtype, device: str
+    ) -> None:
+        check_quantise(KIND, random_bits(37, 512, dtype), device)
+        check_quantise(KIND, random_numbers(37, 512, dtype), device)
+
+    def test_special_numbers_have_the_references_bytes(
+        self, dtype: torch.dtype, device: str
+    ) -> None:
+        check_quantise(KIND, KIND.rows_of_groups(special_groups(16, dtype)), device)
+
+    def test_entries_have_the_golden_bytes(self, dtype: torch.dtype, device: str) -> None:
+        x = kept_inputs("main").to(dtype)
+        # The vectors have 32 channels; zeros fill up the entry, and their codes are zeros.
+        filled = torch.cat([x, x.new_zeros(len(x), 512 - 32)], dim=1)
+        (entries,) = quantise_on(KIND, filled, device)
+        assert equal_bits(entries[:, :16].contiguous(), kept_codes("main", "codes"))
+        assert equal_bits(entries[:, 256:258].contiguous(), kept_codes("main", "scale_codes"))
+
+    def test_every_scale_has_the_references_code_around_its_ties(
+        self, dtype: torch.dtype, device: str
+    ) -> None:
+        ties = torch.tensor([float(6 * tie) for tie in midpoints(E4M3)])
+        near = [np.nextafter(ties.numpy(), np.float32(to)) for to in (-np.inf, np.inf)]
+        amax = torch.cat([ties, *map(torch.from_numpy, near)])
+        groups = torch.zeros(len(amax), 16, dtype=dtype)
+        groups[:, 7] = -amax.to(dtype)
+        check_quantise(KIND, KIND.rows_of_groups(groups), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_float32_numbers_at_every_tie_of_every_scale_have_the_references_codes(
+    device: str,
+) -> None:
+    groups = []
+    for scale in E4M3[1:]:
+        near = [value for tie in midpoints(E2M1) for value in neighbours(tie * scale)]
+        signed = [*near, *(-value for value in near)]
+        largest = 6 * float(scale)
+        groups += [[largest, *signed[at : at + 14], -largest] for at in (0, 14, 28)]
+    check_quantise(KIND, KIND.rows_of_groups(torch.tensor(groups)), device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_bfloat16_numbers_under_every_scale_have_the_references_codes(device: str) -> None:
+    numbers = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
+    for scales in torch.split(torch.tensor([float(scale) for scale in E4M3[1:]]), 21):
+        groups = []
+        for scale in scales:
+            # Above 6 scales there are only those that would make another scale.
+            under = numbers[numbers.float() <= 6 * scale]
+            under = torch.cat([under, under.new_zeros(-len(under) % 15)]).view(-1, 15)
+            under[:, 1::2] *= -1
+            largest = torch.full((len(under), 1), 6 * scale.item(), dtype=torch.bfloat16)
+            groups.append(torch.cat([largest, under], dim=1))
+        check_quantise(KIND, KIND.rows_of_groups(torch.cat(groups)), device)
+
+
+@given(rows_of(16, E2M1))
+def test_any_float32_group_has_the_references_bytes(x: np.ndarray) -> None:
+    check_quantise(KIND, KIND.rows_of_groups(torch.from_numpy(x)[None]), "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_rows_have_the_references_bytes_on_a_device(dtype: torch.dtype) -> None:
+    check_quantise(KIND, random_bits(20_011, 512, dtype), "cuda")
+    check_quantise(KIND, random_numbers(20_011, 512, dtype), "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_bytes_read_back_as_the_references_numbers(dtype: torch.dtype, device: str) -> None:
+    rows = torch.zeros(259, 288, dtype=torch.uint8)
+    check_dequantise(KIND, random_bytes((rows,)), dtype, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_entries_that_no_vector_fits_have_the_references_bytes(device: str) -> None:
+    x = random_numbers(300, 48, torch.bfloat16)
+    check_quantise(KIND, x, device)
+    check_dequantise(KIND, (reference.quantise_main_entries(x),), torch.float32, device)
