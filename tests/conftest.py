@@ -5,6 +5,7 @@ import importlib.util
 import os
 import random
 import secrets
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,17 @@ settings.load_profile(PROFILE)
 SEED = int(os.environ.get("CACHALOT_TEST_SEED", "0"))
 
 
+SLOW_TESTS_WEIGH = 100
+"""As much as so many quick tests, roughly."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give hypothesis a seed that the header can name, unless the command line gave one."""
     if config.getoption("hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
+    # xdist would begin with the files of the most tests, and end with long ones of a few.
+    config.option.loadscopereorder = False
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -53,7 +60,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say what is missing."""
+    """Long files first, so that no process is left alone with one at the end. Skip what this
+    machine cannot run, and say what is missing."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += SLOW_TESTS_WEIGH if item.get_closest_marker("slow") else 1
+    items.sort(key=lambda item: -weights[item.path])
     for marker, find_lack in (("gpu", _find_gpu_lack), ("threefs", _find_threefs_lack)):
         marked = [item for item in items if item.get_closest_marker(marker)]
         lack = find_lack() if marked else None

@@ -1,12 +1,13 @@
 """The command line: what people and programs see of it, and how it ends."""
 
+import fcntl
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from tests.engine.command_line import Ended, run_here
 from tests.engine.conftest import OpenTiny
 from tests.engine.memory_store import FailingStore, MemoryStore
+from tests.engine.waiting import wait_until
 
 DOCUMENT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
 V41_MINI = Path(__file__).parents[2] / "models/v41-mini"
@@ -287,21 +289,35 @@ def test_help_names_the_agent_as_the_other_way_to_the_store() -> None:
 
 
 def test_interrupt_ends_quietly_with_its_exit_code(tiny_path: Path) -> None:
-    endless = ["--model", str(tiny_path), "--prompt", "Hi", "--max-tokens", "900"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [*COMMAND, *endless, "--temperature", "0.2"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
-    assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 50)
-    assert ready, "no text came"
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=20)
+    """It comes in the middle of the answer: that has more text than its pipe has room for."""
+    reader, writer = os.pipe()
+    room_bytes = 64
+    size_bytes = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1)
+    os.write(writer, bytes(size_bytes - room_bytes))
+    words = ("--model", str(tiny_path), "--prompt", "Hi", "--max-tokens", "900")
+    with (
+        os.fdopen(reader, "rb") as out,
+        subprocess.Popen(
+            [*COMMAND, *words, "--temperature", "0.2"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        ) as process,
+    ):
+        os.close(writer)
+        wait_until(lambda: unread_bytes(reader) > size_bytes - room_bytes)
+        process.send_signal(signal.SIGINT)
+        assert len(out.read()) <= size_bytes + room_bytes
+        _, error = process.communicate(timeout=50)
     assert b"Traceback" not in error
     assert process.returncode == 130
+
+
+def unread_bytes(pipe: int) -> int:
+    """What is in a pipe."""
+    count = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def test_question_joins_text_file_and_question_with_blank_lines(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ class SummingRunner:
         self.window_layout: BlockLayout | None = None if is_dense else WINDOW_LAYOUT
         self.state_layout: BlockLayout | None = None if is_dense else STATE_LAYOUT
         self._window_tokens = 0 if is_dense else WINDOW_TOKENS
-        self.namespace = Namespace(model="sums", weights="none", tokenizer="none", layout=LAYOUT)
+        model = "sums" if is_dense else "sums of rows too"
+        self.namespace = Namespace(model=model, weights="none", tokenizer="none", layout=LAYOUT)
         self.pool = BlockPool(block_bytes=LAYOUT.block_bytes, capacity_blocks=pool_blocks)
         entries = self.pool.memory.numpy().view(np.uint32)
         self._halves = entries.reshape(-1, SECTIONS, BLOCK_TOKENS)
