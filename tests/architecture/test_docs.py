@@ -23,7 +23,8 @@ def find_broken_links(path: str, text: str) -> list[str]:
             continue
         name, _, anchor = target.partition("#")
         file = (ROOT / PurePosixPath(path).parent / name).resolve() if name else ROOT / path
-        anchors = find_anchors(file.read_text(encoding="utf-8")) if file.is_file() else set()
+        is_text = file.is_file() and file.suffix != ".png"
+        anchors = find_anchors(file.read_text(encoding="utf-8")) if is_text else set()
         if not file.exists() or (anchor and anchor not in anchors):
             broken.append(target)
     return broken
