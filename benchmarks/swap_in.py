@@ -103,10 +103,10 @@ def pin_row(report: Report, pinned: PinnedMemory, arena: memoryview) -> None:
     took_s = []
     for number in range(3):
         begun_s = time.perf_counter()
-        pinned.pin(arena)
+        locked = pinned.pin(arena)
         took_s.append(time.perf_counter() - begun_s)
         if number < 2:
-            pinned.unpin(arena)
+            pinned.unpin(locked)
     gib = arena.nbytes / 2**30
     report.row(
         "pin",

@@ -1,5 +1,6 @@
 """What every test run has: seeds that are printed, hypothesis profiles, and skips that say why."""
 
+import gc
 import hashlib
 import importlib.util
 import os
@@ -72,6 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if lack is not None:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=lack))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all modules stay to the end: searches for garbage leave them out, each
+    of which takes 0.4 s otherwise."""
+    gc.collect()
+    gc.freeze()
 
 
 def _find_gpu_lack() -> str | None:

@@ -39,10 +39,11 @@ class MoverRate:
 
 def choose_mover(measured: Sequence[MoverRate]) -> str:
     """The fastest into the pool, because a pass waits for that; of those that are near it, the
-    fastest out; the first named of those that are equal. There must be one."""
-    best = max(one.in_bytes_per_s for one in measured)
-    near = [one for one in measured if one.in_bytes_per_s >= NEAR * best]
-    return max(near, key=lambda one: one.out_bytes_per_s).name
+    fastest out; of those that are near that too, the first named. There must be one."""
+    best_in = max(one.in_bytes_per_s for one in measured)
+    near = [one for one in measured if one.in_bytes_per_s >= NEAR * best_in]
+    best_out = max(one.out_bytes_per_s for one in near)
+    return next(one.name for one in near if one.out_bytes_per_s >= NEAR * best_out)
 
 
 def measure_movers(

@@ -23,7 +23,7 @@ from .block_list import BlockList
 from .cuda_runtime import CudaRuntime
 from .cuda_streams import is_over, make_stream, record
 from .mover import ENDED, ComputeMark, Transfer, check_part, wait_to_end
-from .pinned import PinnedMemory, address_of
+from .pinned import PinnedMemory, PinnedRange, address_of
 
 DEADLINE_S = 30.0
 """A transfer that has not ended for so long never will: it takes milliseconds."""
@@ -79,10 +79,9 @@ class Lane:
         """Both of them."""
         return self.copies, self.kernels
 
-    def drain(self) -> None:
-        """Wait for all that is queued."""
-        for stream in self.streams:
-            stream.synchronize()
+    def transfers(self, device: torch.device) -> list[EventTransfer]:
+        """All that is queued."""
+        return [EventTransfer(record(stream), device) for stream in self.streams]
 
     def ids_on_device(self, blocks: BlockList) -> torch.Tensor:
         """The ids, int32, for kernels of the current stream, which is `kernels` or one that waits
@@ -110,6 +109,7 @@ class HostPart:
     place: SectionPlace
     blocks: BlockList
     after: ComputeMark
+    pinned: PinnedRange
 
     @property
     def size_bytes(self) -> int:
@@ -149,7 +149,7 @@ class CudaMover(ABC):
             at += section.bytes
         self._in, self._out = Lane(self._device), Lane(self._device)
         self._bounce_lock = Lock()
-        self._bounce: memoryview | None = None
+        self._bounce: PinnedRange | None = None
 
     @abstractmethod
     def _start_in(self, part: HostPart) -> torch.cuda.Event:
@@ -193,8 +193,7 @@ class CudaMover(ABC):
 
     def close(self) -> None:
         """See SectionMover."""
-        self._in.drain()
-        self._out.drain()
+        wait_to_end(*self._in.transfers(self._device), *self._out.transfers(self._device))
 
     def _move(
         self,
@@ -210,9 +209,10 @@ class CudaMover(ABC):
         if not len(blocks):
             return ENDED
         address = address_of(part)
-        with self._pinned.use(address, part.nbytes) as is_pinned:
-            if is_pinned:
-                return self._start(lane, start, HostPart(address, place, blocks, after), part)
+        with self._pinned.use(address, part.nbytes) as pinned:
+            if pinned is not None:
+                host = HostPart(address, place, blocks, after, pinned)
+                return self._start(lane, start, host, part)
         return self._move_by_bounce(lane, start, part, place, blocks, after)
 
     def _start(
@@ -225,10 +225,11 @@ class CudaMover(ABC):
         with lane.lock, torch.cuda.device(self._device):
             try:
                 event = start(host)
-            except TransferFailed:
-                lane.drain()
-                raise
-            except RuntimeError as error:  # PyTorch's, of CUDA
+            except BaseException as error:
+                # What is queued of it would go on, in memory that its owner gives back.
+                wait_to_end(*lane.transfers(self._device))
+                if not isinstance(error, RuntimeError | ValueError):
+                    raise
                 raise TransferFailed(f"{self.name} on {self._device}: {error}") from error
         return EventTransfer(event, self._device, part, host)
 
@@ -245,26 +246,29 @@ class CudaMover(ABC):
         rows = np.frombuffer(part, np.uint8).reshape(len(blocks), place.width)
         with self._bounce_lock:
             step = max(1, BOUNCE_BYTES // place.width)
-            bounce = self._need_bounce(min(step, len(blocks)) * place.width)
+            bounce, pinned = self._need_bounce(min(step, len(blocks)) * place.width)
             for first in range(0, len(blocks), step):
                 some = blocks.cut(first, min(first + step, len(blocks)))
                 piece = bounce[: len(some) * place.width]
                 copied = np.frombuffer(piece, np.uint8).reshape(len(some), place.width)
                 if lane is self._in:
                     np.copyto(copied, rows[first : first + len(some)])
-                host = HostPart(address_of(piece), place, some, after)
+                host = HostPart(address_of(piece), place, some, after, pinned)
                 wait_to_end(self._start(lane, start, host, piece))
                 if lane is self._out:
                     np.copyto(rows[first : first + len(some)], copied)
         return ENDED
 
-    def _need_bounce(self, size_bytes: int) -> memoryview:
-        """A page-locked buffer of at least so many bytes."""
-        if self._bounce is None or self._bounce.nbytes < size_bytes:
-            memory = torch.empty(max(size_bytes, BOUNCE_BYTES), dtype=torch.uint8, pin_memory=True)
-            self._pinned.adopt(memory)
-            self._bounce = memory.numpy().data
-        return self._bounce
+    def _need_bounce(self, size_bytes: int) -> tuple[memoryview, PinnedRange]:
+        """A page-locked buffer of at least so many bytes. Raises TransferFailed."""
+        if self._bounce is None or self._bounce.view.nbytes < size_bytes:
+            size_bytes = max(size_bytes, BOUNCE_BYTES)
+            try:
+                memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                raise TransferFailed(f"{size_bytes} bytes to page-lock: {error}") from error
+            self._bounce = self._pinned.adopt(memory)
+        return self._bounce.view, self._bounce
 
     # For those that name single blocks ------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from erasure.code import Code
 from kernels.reference.gf256 import pack_recipe
-from kernels.reference.xxh3 import STRIPE_BYTES
+from kernels.reference.xxh3 import SHORTEST_BYTES, STRIPE_BYTES
 from kvstore.client import ArenaRun, BlockLoss, check_rebuilt
 
 from ..block_pool import BlockPool
@@ -86,6 +86,9 @@ class ShardKernels:
         if block_bytes % (k * STRIPE_BYTES):
             expected = f"a multiple of {k} x {STRIPE_BYTES} bytes"
             raise InvalidRequest("block", given=f"{block_bytes} bytes", expected=expected)
+        if block_bytes // k < SHORTEST_BYTES:
+            expected = f"shards of {SHORTEST_BYTES} bytes or more, which the GPU can hash"
+            raise InvalidRequest("shard", given=f"{block_bytes // k} bytes", expected=expected)
         # Here: TileLang is an optional package, and takes seconds to import.
         from kernels.gpu import gf256, xxh3
 
@@ -167,6 +170,10 @@ class GpuRebuilder:
         self._mover = mover
         self._kernels = kernels
 
+    def takes(self, k: int, m: int) -> bool:
+        """See Rebuilder: the one that its kernels are for."""
+        return (k, m) == (self._kernels.k, self._kernels.m)
+
     def bring(
         self,
         run: ArenaRun,
@@ -183,12 +190,12 @@ class GpuRebuilder:
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(kernels.stream):
                 rebuilt = self._rebuild(run, keys, losses, blocks, moved)
-        except RuntimeError as error:
-            wait_to_end(*moved)
+        except BaseException as error:
+            # What is queued of it would go on, in memory that its owner gives back.
+            wait_to_end(*moved, EventTransfer(record(kernels.stream), self._device))
+            if not isinstance(error, RuntimeError):
+                raise
             raise TransferFailed(f"{self._device} takes no more work: {error}") from error
-        except BaseException:
-            wait_to_end(*moved)
-            raise
         return [*moved, rebuilt]
 
     def _rebuild(

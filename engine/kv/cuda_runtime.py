@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..errors import MoverUnavailable, TransferFailed
@@ -118,13 +119,19 @@ class CudaRuntime:
         )
         self._check("cudaMemcpyBatchAsync", status)
 
-    def register(self, address: int, size_bytes: int) -> None:
+    def register(self, address: int, size_bytes: int, device: torch.device) -> None:
         """Page-lock memory of the host, for kernels too."""
-        self._check("cudaHostRegister", self._register(address, size_bytes, _REGISTER_MAPPED))
+        with torch.cuda.device(device):
+            self._check("cudaHostRegister", self._register(address, size_bytes, _REGISTER_MAPPED))
 
     def unregister(self, address: int) -> None:
         """Let pages go that were locked by a `register` of this address."""
         self._check("cudaHostUnregister", self._unregister(address))
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for all that is queued on a device."""
+        with torch.cuda.device(device):
+            self._check("cudaDeviceSynchronize", self._library.cudaDeviceSynchronize())
 
     def _check(self, call: str, status: int) -> None:
         if status == _SUCCESS:

@@ -45,7 +45,7 @@ class GatherMover(CudaMover):
 
     def _run(self, lane: Lane, part: HostPart, *, is_in: bool) -> torch.cuda.Event:
         place = part.place
-        rows = self._pinned.device_rows(part.address, len(part.blocks), place.width)
+        rows = part.pinned.device_rows(part.address, len(part.blocks), place.width, self._device)
         move = self._kernels.scatter if is_in else self._kernels.gather
         if part.after is not None:
             lane.kernels.wait_event(part.after)

@@ -89,7 +89,8 @@ def open_mover(
                 raise
             log.warning("%s; blocks go through a small buffer", error)
         movers, problems = _make_movers(pool, layout, pinned, arena)
-        scratch = torch.empty(
+        # Of zeros: what is measured with leaves its bytes in blocks of the pool.
+        scratch = torch.zeros(
             min(BLOCKS, pool.capacity_blocks) * layout.block_bytes,
             dtype=torch.uint8,
             pin_memory=True,
@@ -125,10 +126,13 @@ def _choose_rows(
     assert isinstance(mover, StagedMover)
     ids = sorted(pool.allocate(min(BLOCKS, pool.free_blocks)))
     rates = []
-    for mover.may_copy_rows in (False, True):
-        end_s = clock() + ROWS_BUDGET_S
-        rates.append(measure(mover.name, mover, ids, widths, arena, clock, end_s))
-    pool.release(ids)
+    try:
+        for may_copy_rows in (False, True):
+            mover.may_copy_rows = may_copy_rows
+            end_s = clock() + ROWS_BUDGET_S
+            rates.append(measure(mover.name, mover, ids, widths, arena, clock, end_s))
+    finally:
+        pool.release(ids)
     staged, rows = rates
     mover.may_copy_rows = (
         rows.in_bytes_per_s >= NEAR * staged.in_bytes_per_s

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from .cuda_runtime import CudaRuntime
 from .lock_limits import LockLimits, find_lack, missing_bytes, read_limits
 
 log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""Between two tries to lock an arena for which the host has no room."""
 
 USERS_DEADLINE_S = 60.0
 """Longest time that pages stay locked for a call that is starting a transfer."""
@@ -34,16 +37,31 @@ def address_of(part: memoryview) -> int:
     return address
 
 
-class _Range:
-    """Page-locked bytes. `view` keeps them mapped."""
+class PinnedRange:
+    """Page-locked bytes. `view` is its own, so that they stay mapped, and their address is no other
+    memory's, as long as they are locked: whoever had mapped them may have let go."""
 
     def __init__(self, view: memoryview, *, is_registered: bool) -> None:
-        self.view = view
+        self.view = view[:]
         self.start = address_of(view)
         self.end = self.start + view.nbytes
         self.is_registered = is_registered
         self.users = 0
-        self.on_device: torch.Tensor | None = None
+        self._on_device: torch.Tensor | None = None
+
+    def device_rows(
+        self, address: int, rows: int, width: int, device: torch.device
+    ) -> torch.Tensor:
+        """Some of the bytes as a tensor of the device, uint8 [rows, width]: kernels read and write
+        them over the bus. While the range is in use."""
+        if self._on_device is None:
+            # Here: the folder is for devices, and is asked for nothing where there is none.
+            from kernels.gpu.mapped_memory import device_view
+
+            host = torch.frombuffer(self.view, dtype=torch.uint8)
+            self._on_device = device_view(host, device)
+        first = address - self.start
+        return self._on_device[first : first + rows * width].view(rows, width)
 
 
 class PinnedMemory:
@@ -54,39 +72,36 @@ class PinnedMemory:
         """Called when a transfer found that its part is not page-locked. Must be short."""
         self._runtime = runtime
         self._device = device
-        self._ranges: list[_Range] = []
+        self._ranges: list[PinnedRange] = []
         self._changed = Condition()
 
-    def adopt(self, memory: torch.Tensor) -> None:
+    def adopt(self, memory: torch.Tensor) -> PinnedRange:
         """Take up memory that PyTorch has page-locked; uint8, contiguous."""
         assert memory.is_pinned(), memory.shape
-        with self._changed:
-            self._ranges.append(_Range(memory.numpy().data, is_registered=False))
+        return self._add(PinnedRange(memory.numpy().data, is_registered=False))
 
-    def pin(self, view: memoryview) -> None:
+    def pin(self, view: memoryview) -> PinnedRange:
         """Lock memory that this process has mapped. Raises TransferFailed."""
-        new = _Range(view, is_registered=True)
-        with torch.cuda.device(self._device):
-            self._runtime.register(new.start, view.nbytes)
-        with self._changed:
-            self._ranges.append(new)
+        new = PinnedRange(view, is_registered=True)
+        self._runtime.register(new.start, view.nbytes, self._device)
+        return self._add(new)
 
-    def unpin(self, view: memoryview) -> None:
-        """Let memory go that was given to `pin`, when nothing uses it any more."""
-        start = address_of(view)
+    def unpin(self, old: PinnedRange) -> None:
+        """Let a range go when nothing uses it any more. Raises TransferFailed: it is then locked to
+        the end of the process, and not used either."""
         with self._changed:
-            (old,) = [one for one in self._ranges if one.start == start]
             self._ranges.remove(old)
             self._changed.wait_for(lambda: old.users == 0, USERS_DEADLINE_S)
             assert old.users == 0, "a transfer is being started for a minute"
         # What was started before may still run.
-        torch.cuda.synchronize(self._device)
-        self._runtime.unregister(old.start)
+        self._runtime.synchronize(self._device)
+        if old.is_registered:
+            self._runtime.unregister(old.start)
 
     @contextmanager
-    def use(self, address: int, size_bytes: int) -> Iterator[bool]:
-        """Whether the bytes are page-locked; they stay so until the block ends, and until all has
-        been done that is queued by then."""
+    def use(self, address: int, size_bytes: int) -> Iterator[PinnedRange | None]:
+        """The page-locked range of some bytes, None if they are not; it stays until the block ends,
+        and until all has been done that is queued by then."""
         with self._changed:
             found = self._find(address, size_bytes)
             if found is not None:
@@ -94,37 +109,28 @@ class PinnedMemory:
         if found is None:
             self.on_miss()
         try:
-            yield found is not None
+            yield found
         finally:
             if found is not None:
                 with self._changed:
                     found.users -= 1
                     self._changed.notify_all()
 
-    def device_rows(self, address: int, rows: int, width: int) -> torch.Tensor:
-        """Page-locked bytes as a tensor of the device, uint8 [rows, width]: kernels read and write
-        them over the bus. Within `use`."""
-        found = self._find(address, rows * width)
-        assert found is not None, "not page-locked"
-        if found.on_device is None:
-            # Here: the folder is for devices, and is asked for nothing where there is none.
-            from kernels.gpu.mapped_memory import device_view
-
-            host = torch.frombuffer(found.view, dtype=torch.uint8)
-            found.on_device = device_view(host, self._device)
-        first = address - found.start
-        return found.on_device[first : first + rows * width].view(rows, width)
-
     def close(self) -> None:
         """Unlock everything; nothing uses it any more. May be called again."""
         with self._changed:
             ranges, self._ranges = self._ranges, []
-        torch.cuda.synchronize(self._device)
+        self._runtime.synchronize(self._device)
         for one in ranges:
             if one.is_registered:
                 self._runtime.unregister(one.start)
 
-    def _find(self, address: int, size_bytes: int) -> _Range | None:
+    def _add(self, new: PinnedRange) -> PinnedRange:
+        with self._changed:
+            self._ranges.append(new)
+        return new
+
+    def _find(self, address: int, size_bytes: int) -> PinnedRange | None:
         for one in self._ranges:
             if one.start <= address and address + size_bytes <= one.end:
                 return one
@@ -157,10 +163,12 @@ class ArenaPin:
         self._memory = memory
         self._clock = clock
         self._limits = limits
-        self._pinned: memoryview | None = None
-        self._tried: int | None = None
-        """Where the arena lay that was tried last."""
+        self._pinned: PinnedRange | None = None
+        self._tried: memoryview | None = None
+        """The arena that was tried last. Held: its address is then no other one's."""
+        self._tried_at_s = clock()
         self._again: Thread | None = None
+        self._lock = Lock()
         memory.on_miss = self._look
 
     def pin(self) -> None:
@@ -168,7 +176,7 @@ class ArenaPin:
         view = self._arena()
         if view is None:
             raise ArenaNotPinned(size_bytes=0, reason="the agent has none, or cannot be reached")
-        self._tried = address_of(view)
+        self._tried, self._tried_at_s = view, self._clock()
         try:
             self._pin(view)
         except ArenaNotPinned as error:
@@ -179,37 +187,46 @@ class ArenaPin:
         """Pin nothing any more. What is pinned goes with the memory."""
         self._memory.on_miss = lambda: None
         if self._again is not None:
-            self._again.join()
+            self._again.join(USERS_DEADLINE_S)
 
     def _pin(self, view: memoryview) -> None:
         start_s = self._clock()
         size_bytes = view.nbytes
-        lack = find_lack(missing_bytes(address_of(view), size_bytes), self._limits())
-        if lack is not None:
-            raise ArenaNotPinned(size_bytes=size_bytes, reason=lack)
-        if self._pinned is not None:
-            self._memory.unpin(self._pinned)
-            self._pinned = None
         try:
-            self._memory.pin(view)
+            if self._pinned is not None:
+                # First: while it is locked its pages are there, and the host has room for one.
+                old, self._pinned = self._pinned, None
+                self.status = PinStatus(problem="the arena is gone, another one is being locked")
+                self._memory.unpin(old)
+            lack = find_lack(missing_bytes(address_of(view), size_bytes), self._limits())
+            if lack is not None:
+                raise ArenaNotPinned(size_bytes=size_bytes, reason=lack)
+            self._pinned = self._memory.pin(view)
         except TransferFailed as error:
             reason = f"{error}; {self._limits().describe()}"
             raise ArenaNotPinned(size_bytes=size_bytes, reason=reason) from error
-        self._pinned = view
         took_s = self._clock() - start_s
         self.status = PinStatus(pinned_bytes=size_bytes, took_s=took_s)
         log.info("arena pinned: %.2f GiB in %.2f s", size_bytes / 2**30, took_s)
 
     def _look(self) -> None:
-        """A part was not page-locked: is there another arena? One that was tried is left alone."""
+        """A part was not page-locked: is there another arena? One that could not be locked is tried
+        again after a while."""
         view = self._arena()
-        if view is None or address_of(view) == self._tried:
+        if view is None:
             return
-        if self._again is not None and self._again.is_alive():
-            return
-        self._tried = address_of(view)
-        self._again = Thread(target=self._pin_again, args=(view,), name="arena-pin", daemon=True)
-        self._again.start()
+        with self._lock:
+            if self._again is not None and self._again.is_alive():
+                return
+            is_same = self._tried is not None and address_of(view) == address_of(self._tried)
+            is_early = self._clock() - self._tried_at_s < RETRY_S
+            if is_same and (self._pinned is not None or is_early):
+                return
+            self._tried, self._tried_at_s = view, self._clock()
+            self._again = Thread(
+                target=self._pin_again, args=(view,), name="arena-pin", daemon=True
+            )
+            self._again.start()
 
     def _pin_again(self, view: memoryview) -> None:
         try:

@@ -27,6 +27,9 @@ class Rebuilder(Protocol):
     name: str
     """What people call it: "cpu" or "gpu"."""
 
+    def takes(self, k: int, m: int) -> bool:
+        """Whether it can rebuild blocks of this code."""
+
     def bring(
         self,
         run: ArenaRun,
@@ -93,6 +96,10 @@ class HostRebuilder:
 
     def __init__(self, mover: SectionMover) -> None:
         self._mover = mover
+
+    def takes(self, k: int, m: int) -> bool:
+        """See Rebuilder: any."""
+        return True
 
     def bring(
         self,

@@ -3,7 +3,7 @@
 from xxhash import xxh3_64
 
 from .block_list import BlockList
-from .mover import SectionMover
+from .mover import SectionMover, wait_to_end
 
 LOOK_BYTES = 1 << 20
 """So much is read back at a time: it stays in the cache of the CPU."""
@@ -18,6 +18,6 @@ def section_xxh3(mover: SectionMover, width: int, section: int, blocks: BlockLis
     for first in range(0, len(blocks), step):
         part = blocks.cut(first, min(first + step, len(blocks)))
         seen = scratch[: len(part) * width]
-        mover.from_pool(seen, section, part).wait()
+        wait_to_end(mover.from_pool(seen, section, part))
         digest.update(seen)
     return digest.intdigest()

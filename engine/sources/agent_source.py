@@ -7,6 +7,7 @@ that moves each section into the pool as soon as the run has it.
     engine                                                       pass over layers 0, 1, ...
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from ..work_threads import WorkThreads
 from .load import ThreadedLoad
 from .run_swap import RunSwap
 from .threaded_source import LoadLimits, ThreadedSource
+
+log = logging.getLogger(__name__)
 
 DEFAULT_LIMITS = LoadLimits()
 
@@ -137,7 +140,10 @@ class AgentSource(ThreadedSource):
         """Fetch into the run and copy out of it; what was copied counts, whatever failed then."""
         order = load.order
         load.on_give_up(run.release)
-        rebuilder = None if run.layout.code is None else self._rebuilder
+        rebuilder, code = self._rebuilder, run.layout.code
+        # The agent may have come back with a map of another code.
+        if rebuilder is not None and (code is None or not rebuilder.takes(code.k, code.m)):
+            rebuilder = None
         fetch = self._client.fetch_run(
             self._namespace,
             load.keys[: order.first_block + run.blocks],
@@ -159,7 +165,8 @@ class AgentSource(ThreadedSource):
             swap.follow(end_at_s)
         except (*STORE_ERRORS, TransferFailed) as error:
             self._note(load, "fetch", error)
-            if isinstance(error, RebuiltWrong):
+            if isinstance(error, RebuiltWrong) and not load.is_given_up:
+                log.warning("lost shards are rebuilt by the agent from now on: %s", error)
                 # The agent can leave out each shard in turn, until the block is right.
                 self._rebuilder = None
         return _Brought(

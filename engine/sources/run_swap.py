@@ -84,8 +84,10 @@ class RunSwap:
                 blocks = self._follow_section(section, blocks, end_at_s)
         finally:
             self.filled_at_s = self._clock()
-            self._wait_for_copies()
-            self._wait_for_transfers()
+            try:
+                self._wait_for_copies()
+            finally:
+                self._wait_for_transfers()
         self._confirm()
 
     def _wait_for_copies(self) -> None:
@@ -108,6 +110,9 @@ class RunSwap:
         """What was published before its transfer had ended is in the pool, or it is said that
         nobody knows."""
         if self._failure is not None:
+            # First: of a run that was lost meanwhile the bytes were another's, and are no fault of
+            # the transfer, nor of a node.
+            self._run.ready_blocks(0)
             raise self._failure
         for one in self._under_way:
             # It was not lost before the last transfer had ended, so none has read of another's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from ..sources.agent_source import AgentSource
 from ..store_faults import StoreFaults
 from .hand_overs import HandOvers
 from .options import Role, WorkerOptions
+
+log = logging.getLogger(__name__)
 
 POOL_BLOCKS = 256
 HAND_OVER_CLOSE_S = 5.0
@@ -53,6 +56,8 @@ def open_engine(options: WorkerOptions, *, clock: Callable[[], float]) -> Iterat
             yield WorkerEngine(engine, None, StoreFaults())
         else:
             agent = stack.enter_context(AgentClient.open(options.agent, name=options.name))
+            if not agent.is_connected:
+                log.warning("no agent answers at %s: all is computed until one does", options.agent)
             yield _open_with_agent(stack, options, config, loaded.runner, agent, clock)
 
 

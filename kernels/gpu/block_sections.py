@@ -35,6 +35,9 @@ widest of 16, 8, 4, 2, 1 that divides them all."""
 WORDS_MAX = 2**31 - 2**24
 """Words of a call: numbers of words are int32, also those of the last round, which is not full."""
 
+THREAD_BLOCKS_MAX = 2**24 // TILE_WORDS
+"""A last round of more would go beyond that."""
+
 
 def scatter_block_sections(
     staging: torch.Tensor,
@@ -146,8 +149,9 @@ def plan_grid(tiles: int, thread_blocks: int | None) -> tuple[int, int]:
     Without a bound every block of threads does one: the card deals them out as multiprocessors
     become free, which is better than a fixed share. Raises ValueError for a bound that is none.
     """
-    if thread_blocks is not None and thread_blocks < 1:
-        raise ValueError(f"thread blocks: given {thread_blocks}, expected 1 or more")
+    if thread_blocks is not None and not 1 <= thread_blocks <= THREAD_BLOCKS_MAX:
+        expected = f"1 to {THREAD_BLOCKS_MAX}"
+        raise ValueError(f"thread blocks: given {thread_blocks}, expected {expected}")
     if thread_blocks is None or thread_blocks >= tiles:
         return tiles, min(tiles, 1)
     return thread_blocks, -(-tiles // thread_blocks)

@@ -7,7 +7,7 @@ computed with; counts of rows stay symbolic). `launcher` compiles it for a devic
 TileLang keeps compiled kernels in ~/.tilelang/cache, or in the folder that TILELANG_CACHE_DIR names
 (TILELANG_DISABLE_CACHE=1: nowhere), so that only the first process runs nvcc. Files are published
 there by a rename: processes may share the folder without a lock. Nothing is ever deleted from it;
-it grows by about 150 KB for each program and set of sizes, of which KERNELS_MAX are the bound here.
+it grows by about 130 KB for each program and set of sizes that is ever asked for.
 
 Not for choosing between a kernel and a reference: that is the caller's.
 """
@@ -55,7 +55,7 @@ def launcher(
     """The kernel of `make_program(*sizes)`, compiled for a device; the same one at the next call.
 
     `make_program` is a function of a module (it is the key, with the sizes). The first call takes
-    about 4 s (nvcc), or 10 ms where an earlier process left the kernel in the cache folder; a later
+    about 4 s (nvcc), or 0.2 s where an earlier process left the kernel in the cache folder; a later
     one a dictionary look-up. Raises NoCudaDevice.
     """
     if not torch.cuda.is_available():

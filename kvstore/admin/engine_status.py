@@ -81,6 +81,8 @@ class EngineStatus:
     def problems(self) -> list[str]:
         """Lines for a person."""
         lines = [f"engine {self.engine}: {self.problem}"] if self.problem else []
+        if self.pid is None:
+            lines.append(f"engine {self.engine}: does not run; `cachalot up` starts it")
         if self.unsaved_blocks:
             lines.append(
                 f"engine {self.engine}: {count_of(self.unsaved_blocks, 'block')} not saved since it"

@@ -76,9 +76,10 @@ class AgentAccess:
     @property
     def arena(self) -> memoryview | None:
         """The whole arena as it is mapped here, for an engine that pins it; None if there is none.
-        Another one after the client has connected anew."""
+        Another one after the client has connected anew. The view is the caller's own: what it
+        shows stays mapped as long as it is held."""
         region = self._link.connection.region if self.is_connected else None
-        return None if region is None else region.view
+        return None if region is None else region.view[:]
 
     async def wait_for_first_attempt(self) -> None:
         """Return when it has been tried once to connect."""

@@ -4,6 +4,7 @@ Nothing here imports the code that is looked at: a module with a mistake is stil
 """
 
 import ast
+import gc
 import subprocess
 import tomllib
 from dataclasses import dataclass
@@ -82,11 +83,17 @@ def project_texts() -> dict[str, str]:
 @cache
 def modules() -> tuple[Module, ...]:
     """Return every Python file of the project, tests included."""
-    return tuple(
-        Module(path, text, ast.parse(text, path))
-        for path, text in project_texts().items()
-        if path.endswith(".py")
-    )
+    # Millions of nodes, all of which stay: to look for garbage among them meanwhile takes 5 to 20
+    # times as long as to parse.
+    gc.disable()
+    try:
+        return tuple(
+            Module(path, text, ast.parse(text, path))
+            for path, text in project_texts().items()
+            if path.endswith(".py")
+        )
+    finally:
+        gc.enable()
 
 
 def modules_of(*folders: str) -> list[Module]:

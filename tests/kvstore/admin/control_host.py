@@ -43,6 +43,7 @@ class HostedWorker:
     """Questions to nodes."""
     inspected: list[bytes] = field(default_factory=list)
     verify_s: float = 0.0
+    is_verifying: bool = False
     is_verify_cancelled: bool = False
     fault: Exception | None = None
 
@@ -50,6 +51,7 @@ class HostedWorker:
         """As it was made."""
         self.reports, self.planned, self.inspected, self.asked = {}, [], [], 0
         self.verify_s, self.is_verify_cancelled, self.fault = 0.0, False, None
+        self.is_verifying = False
 
     @property
     def map(self) -> ClusterMap:
@@ -100,6 +102,7 @@ class HostedWorker:
         return {"key": key.hex()}
 
     async def verify(self, sample: int, *, deadline_s: float) -> Mapping[str, Any]:
+        self.is_verifying = True
         try:
             await asyncio.sleep(self.verify_s)
         except asyncio.CancelledError:

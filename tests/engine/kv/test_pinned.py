@@ -1,0 +1,121 @@
+"""What is page-locked stays mapped, and an arena that takes another's place is locked anew."""
+
+import os
+from collections.abc import Iterator
+from threading import Event
+
+import pytest
+import torch
+
+from engine.errors import ArenaNotPinned, TransferFailed
+from engine.kv.lock_limits import LockLimits
+from engine.kv.pinned import RETRY_S, ArenaPin, PinnedMemory, address_of
+from kvstore.arena.region import ArenaRegion
+
+SIZE_BYTES = 1 << 20
+HOST = torch.device("cpu")
+PLENTY = LockLimits(available_bytes=1 << 40, group_left_bytes=None, memlock_bytes=None)
+LITTLE = LockLimits(available_bytes=4096, group_left_bytes=None, memlock_bytes=None)
+
+
+class Registrations:
+    """What a runtime is asked to lock: addresses. Nothing is locked, as there is no GPU."""
+
+    def __init__(self) -> None:
+        self.locked: set[int] = set()
+        self.fails = False
+        self.changed = Event()
+
+    def register(self, address: int, size_bytes: int, device: torch.device) -> None:
+        if self.fails:
+            raise TransferFailed("no room")
+        assert address not in self.locked
+        self.locked.add(address)
+        self.changed.set()
+
+    def unregister(self, address: int) -> None:
+        self.locked.remove(address)
+
+    def synchronize(self, device: torch.device) -> None:
+        """Nothing runs."""
+
+
+class Host:
+    """A client's arena, which may go and come back, and the page-locking beside it."""
+
+    def __init__(self) -> None:
+        self.runtime = Registrations()
+        self.memory = PinnedMemory(self.runtime, HOST)  # type: ignore[arg-type]
+        self.region = self.map_new()
+        self.limits = PLENTY
+        self.now_s = 0.0
+        self.pin = ArenaPin(
+            lambda: self.region.view[:],
+            self.memory,
+            clock=lambda: self.now_s,
+            limits=lambda: self.limits,
+        )
+
+    def map_new(self) -> ArenaRegion:
+        descriptor = ArenaRegion.create(SIZE_BYTES)
+        try:
+            return ArenaRegion(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        with self.memory.use(address_of(self.region.view), SIZE_BYTES) as found:
+            return found is not None
+
+    def wait(self) -> None:
+        assert self.pin._again is not None
+        self.pin._again.join(60)
+        assert not self.pin._again.is_alive()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.pin.close()
+    host.memory.close()
+    assert not host.runtime.locked
+    host.region.close()
+
+
+def test_arena_of_an_agent_that_came_back_is_not_taken_for_the_one_before(host: Host) -> None:
+    host.pin.pin()
+    before = address_of(host.region.view)
+    host.region.close()  # as a client does that has lost its agent
+    host.region = host.map_new()
+    assert address_of(host.region.view) != before
+    assert not host.is_locked()
+    host.wait()
+    assert host.is_locked()
+    assert host.runtime.locked == {address_of(host.region.view)}
+    assert host.pin.status.problem is None
+
+
+def test_arena_without_room_is_tried_again_after_a_while(host: Host) -> None:
+    host.limits = LITTLE
+    with pytest.raises(ArenaNotPinned, match="cannot be pinned"):
+        host.pin.pin()
+    host.limits = PLENTY
+    assert not host.is_locked()
+    assert not host.runtime.locked
+    host.now_s = RETRY_S
+    assert not host.is_locked()
+    host.wait()
+    assert host.is_locked()
+
+
+def test_arena_that_cannot_be_locked_is_told_and_the_old_one_is_let_go(host: Host) -> None:
+    host.pin.pin()
+    host.region.close()
+    host.region = host.map_new()
+    host.runtime.fails = True
+    assert not host.is_locked()
+    host.wait()
+    assert not host.runtime.locked
+    assert "no room" in str(host.pin.status.problem)
+    assert host.pin.status.pinned_bytes == 0
