@@ -8,7 +8,7 @@ from xxhash import xxh3_64
 from kvstore.client import ArenaRun
 
 from ..kv.block_list import BlockList
-from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
+from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_for_compute, wait_to_end
 from ..model_runner import Buffer
 
 
@@ -33,6 +33,7 @@ class OutgoingRun:
         there. Raises TransferFailed; when this ends nothing writes to the run any more."""
         if not block_ids:
             return
+        wait_for_compute(after)
         blocks = BlockList(block_ids)
         parts = [self._part(section, len(blocks)) for section in range(len(self._digests))]
         transfers: list[Transfer] = []

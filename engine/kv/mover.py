@@ -103,6 +103,14 @@ class EndedTransfer:
 ENDED = EndedTransfer()
 
 
+def wait_for_compute(mark: ComputeMark) -> None:
+    """For who is about to write into memory that another may take away, such as a run of an agent:
+    begun behind a long pass a transfer would write when it is somebody else's. From here on it
+    takes milliseconds. A GPU that hangs keeps the calling thread, which waits for it anyway."""
+    if mark is not None:
+        mark.synchronize()
+
+
 def wait_to_end(*transfers: Transfer) -> None:
     """Wait for all of them, however long it takes, for whoever holds memory that is moved to or
     from: what is let go of before would be written to, or read, when it is somebody else's. Raises

@@ -18,7 +18,7 @@ from ..block_pool import BlockPool
 from ..errors import TransferFailed
 from ..kv.block_list import BlockList
 from ..kv.memcpy_mover import MemcpyMover
-from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
+from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_for_compute, wait_to_end
 from ..save_receipt import SaveReceipt
 from ..store_faults import STORE_ERRORS, StoreFaults
 from .threaded_sink import SaveJob, SinkLimits, ThreadedSink, WindowJob
@@ -108,6 +108,7 @@ class AgentSink(ThreadedSink):
     def _fill(self, run: ArenaRun, block_ids: Sequence[int], after: ComputeMark) -> None:
         """Every section is started before the first one is waited for; when this ends, by an error
         too, nothing writes to the run any more."""
+        wait_for_compute(after)
         blocks = BlockList(block_ids)
         transfers: list[Transfer] = []
         try:

@@ -15,6 +15,11 @@ from ..kv.mover import ComputeMark, Transfer
 from ..prefix_source import LoadEvent, LoadFellShort, LoadOutcome, LoadStep, PrefixFound
 
 
+CONFIRM_WAIT_S = 5.0
+"""For a GPU to come to the end of transfers that were all started, behind whatever it had been
+given to do before. The store has nothing to do with it: a run that was lost is told at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BringOrder:
     """What an engine asked for: blocks first_block .. plan.stored_blocks - 1 into `block_ids`, of
@@ -153,7 +158,7 @@ class ThreadedLoad:
 
     def confirm(self) -> None:
         with self._changed:
-            end_s = self._clock() + self._section_wait_s
+            end_s = self._clock() + CONFIRM_WAIT_S
             while not self._is_confirmed:
                 left_s = end_s - self._clock()
                 if self._outcome is not None or left_s <= 0:
