@@ -1,7 +1,7 @@
 """Runs `cachalot` as a user does, and looks at processes from outside.
 
 Command lines that leave nothing running are run in this process: to start one takes longer than
-most of what it is asked. `test_cli` and those that a test starts by `start_cachalot` have their own.
+most of what it is asked. Those of `start_cachalot`, and the rest, have a process of their own.
 """
 
 import io
@@ -19,9 +19,11 @@ from kvstore.admin.cli import run
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "kvstore.admin.cli"]
 TIMEOUT_S = 40.0
-COMMANDS_THAT_LEAVE_NOTHING_RUNNING = {
-    *("down", "drain", "gc", "inspect", "policy", "status", "ttl", "verify", "watermark"),
+QUICK_COMMANDS = {
+    *("down", "drain", "gc", "inspect", "policy"),
+    *("settings", "status", "ttl", "verify", "watermark"),
 }
+"""Those that leave nothing running."""
 
 Result = subprocess.CompletedProcess[str]
 
@@ -29,7 +31,7 @@ Result = subprocess.CompletedProcess[str]
 def cachalot(*words: str | Path, code: int | None = 0) -> Result:
     """Run a command line and check its exit code (None: any) and that no traceback is shown."""
     given = tuple(map(str, words))
-    is_quick = given[:1] and given[0] in COMMANDS_THAT_LEAVE_NOTHING_RUNNING
+    is_quick = given[:1] and given[0] in QUICK_COMMANDS
     result = _run_here(given) if is_quick else _run_process(given)
     assert "Traceback" not in result.stderr, result.stderr
     assert code is None or result.returncode == code, (result.returncode, result.stderr)
