@@ -14,7 +14,6 @@ from ..errors import TransferFailed
 from ..kv.mover import ComputeMark, Transfer
 from ..prefix_source import LoadEvent, LoadFellShort, LoadOutcome, LoadStep, PrefixFound
 
-
 CONFIRM_WAIT_S = 5.0
 """For a GPU to come to the end of transfers that were all started, behind whatever it had been
 given to do before. The store has nothing to do with it: a run that was lost is told at once."""
