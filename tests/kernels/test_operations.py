@@ -31,6 +31,11 @@ NO_OPERATIONS = {
     # Of training, where quantisation is rounding that a gradient passes.
     "window_rows.round_window_rows",
     "main_entries.round_main_entries",
+    # Of blocks on their way, not of a model.
+    "block_sections",
+    "gf256",
+    "window_snapshot",
+    "xxh3",
 }
 
 
