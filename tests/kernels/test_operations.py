@@ -28,6 +28,7 @@ NO_OPERATIONS = {
     "ngrams.ngram_multipliers",
     "norm.mean_square",
     "streams.flatten_streams",
+    "streams.streams_of",
     # Of training, where quantisation is rounding that a gradient passes.
     "window_rows.round_window_rows",
     "main_entries.round_main_entries",
