@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import socket
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,11 +86,15 @@ class Server:
         self._access_due_s = now_s + self.settings.access_times_interval_s
         self._stop_due_s: float | None = None
         self._has_ended = False
+        # The descriptor must not be closed, and its number given to somebody else, between a look
+        # and a write. Reentrant, since a signal handler may interrupt the thread that holds it.
+        self._stop_lock = threading.RLock()
 
     def request_stop(self) -> None:
         """Make `run` end soon. May be called from a signal handler or another thread, and late."""
-        if not self._has_ended:
-            os.eventfd_write(self._stop_signal, 1)
+        with self._stop_lock:
+            if not self._has_ended:
+                os.eventfd_write(self._stop_signal, 1)
 
     def run(self) -> None:
         """Serve until `request_stop`. A broken invariant is raised, and ends everything."""
@@ -377,9 +382,10 @@ class Server:
         return is_writing or self._is_looking
 
     def _release(self) -> None:
-        self._has_ended = True
+        with self._stop_lock:
+            self._has_ended = True
+            os.close(self._stop_signal)
         for connection in self._connections.values():
             connection.socket.close()
         self._listener.close()
         self._epoll.close()
-        os.close(self._stop_signal)

@@ -227,6 +227,8 @@ async def test_clock_that_jumps_by_days_evicts_nothing(cluster: LocalCluster) ->
 async def test_dry_run_says_what_a_run_does_and_changes_nothing(cluster: LocalCluster) -> None:
     async with WorkerBench.open(cluster) as bench:
         blocks = await bench.save(1000, seed=1)
+        # Or peers that stored a second later would spare some of them when they are asked.
+        await _make_equally_old(bench, blocks)
         policy = _policy(watermarks=Watermarks(high=0.5, low=0.4))
         (look,) = await bench.evictions["n03"].plan_now(policy)
         assert len(await bench.columns("n03")) == 1000

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import threading
 import time
@@ -105,6 +106,41 @@ def test_write_that_a_thread_has_begun_is_finished_when_time_to_stop_is_up(
         assert target.index.resolve(target.index.get(old.key)) != (segment, slot)
         header_at = segment.header_offset(slot)
         assert segment.path.read_bytes()[header_at : header_at + 256] == bytes(256)
+
+
+def test_node_may_be_told_to_stop_while_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop signal is not closed between the look at it and the write to it."""
+    write = os.eventfd_write
+
+    def write_late(descriptor: int, value: int) -> None:
+        # Only the second signal is late: the node is ending because of the first one.
+        if threading.current_thread() is late:
+            has_looked.set()
+            time.sleep(0.3)
+        write(descriptor, value)
+
+    monkeypatch.setattr(os, "eventfd_write", write_late)
+    failures: list[OSError] = []
+
+    def stop_late(served: ServedNode) -> None:
+        try:
+            served.server.request_stop()
+        except OSError as error:
+            failures.append(error)
+
+    has_looked = threading.Event()
+    with served_node(tmp_path) as served:
+        late = threading.Thread(target=stop_late, args=(served,))
+        late.start()
+        assert has_looked.wait(10)
+        # The lock is held by the late one, so this one must not wait for it: end by the signal.
+        write(served.server._stop_signal, 1)
+        late.join()
+        wait_until(lambda: served.server._has_ended)
+        served.server.request_stop()
+    assert failures == []
 
 
 def test_stat_has_the_names_that_tools_rely_on(tmp_path: Path, rng: random.Random) -> None:
