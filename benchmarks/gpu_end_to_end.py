@@ -16,8 +16,9 @@ bytes of V4.1-Flash. For each length of a prompt:
 Prints JSON lines, medians of the rounds in milliseconds: `first_token`, of which `match`, `fetch`
 (from the order until the last byte had come) and `waited` (passes that stood still for a section);
 `fetch_gb_per_s` is the hit's bytes over `fetch`. Rounds whose hit was not what was stored are
-counted in `others` and left out. What nodes on a disk have just been given they may still read
-from the page cache. What fails prints its error, and the rest goes on.
+counted in `others` and left out. Before each hit on a disk the nodes' segments are dropped from the
+page cache (`page_cache` "dropped"; `cached_bytes` is what was there all the same, in the worst
+round). What fails prints its error, and the rest goes on.
 """
 
 # The tensor library reads its environment as it is loaded, so that is prepared between imports.
@@ -33,7 +34,7 @@ import tempfile
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.threads import prepare_environment, set_thread_count
@@ -57,6 +58,7 @@ from kvstore.policy import WINDOW_TOKENS
 
 from .busy_time import total_s
 from .local_engine import LocalEngine, clock, open_engine_over
+from .page_cache import IN_MEMORY, drop_pages, file_system_of, resident_bytes
 from .v41_shape import Size, make_runner, random_prompt
 
 LENGTHS = (8192, 32_768, 131_072)
@@ -91,6 +93,8 @@ class Stored:
 class Measured:
     report: RequestReport
     waited_s: float
+    cached_bytes: int = 0
+    """Of the nodes' segments, in memory just before."""
 
 
 def emit(**line: object) -> None:
@@ -134,6 +138,11 @@ class Storage:
 
     def __init__(self, name: str, cluster: LocalCluster, runner: V41Runner) -> None:
         self._name = name
+        self._facts = {
+            "storage": name,
+            "file_system": file_system_of(cluster.folder),
+            "page_cache": "dropped" if name == "disk" else "kept",
+        }
         self._cluster = cluster
         self._runner = runner
 
@@ -146,7 +155,7 @@ class Storage:
                 saved = measured.report.receipt.summary()
                 emit(
                     case="cold",
-                    storage=self._name,
+                    **self._facts,
                     prompt_tokens=length,
                     first_token_ms=round(measured.report.ttft_s * 1e3, 2),
                     saved_blocks=saved.stored,
@@ -172,10 +181,18 @@ class Storage:
         # The first one leaves window state for the second one of the same round.
         cases: dict[str, list[Measured]] = {"replay": [], "window": []}
         for _ in range(1 + rounds):
-            cases["replay"].append(ask(next(engines), stored.first_turn))
-            cases["window"].append(ask(next(engines), stored.prompt_ids))
+            cases["replay"].append(self._ask_cold(next(engines), stored.first_turn))
+            cases["window"].append(self._ask_cold(next(engines), stored.prompt_ids))
         for case, measured in cases.items():
             self._report(case, stored, workers, measured[1:])
+
+    def _ask_cold(self, engine: LocalEngine, prompt_ids: list[int]) -> Measured:
+        """With nothing of the nodes' segments in the page cache, if they are on a disk."""
+        segments = list(self._cluster.folder.rglob("*.seg"))
+        if self._name == "disk":
+            drop_pages(segments)
+        cached_bytes = resident_bytes(segments)
+        return replace(ask(engine, prompt_ids), cached_bytes=cached_bytes)
 
     def _report(self, case: str, stored: Stored, workers: int, measured: list[Measured]) -> None:
         tokens = stored.hit_tokens
@@ -184,7 +201,7 @@ class Storage:
         own = [one for one in measured if one.report.hit_tokens == tokens]
         facts: dict[str, object] = {
             "case": case,
-            "storage": self._name,
+            **self._facts,
             "workers": workers,
             "prompt_tokens": len(stored.prompt_ids),
             "hit_tokens": tokens,
@@ -209,6 +226,7 @@ class Storage:
             "fetch_ms": median_ms([one.fetch_s for one in reports]),
             "compute_ms": median_ms([one.prefill_s for one in reports]),
             "waited_ms": median_ms([one.waited_s for one in own]),
+            "cached_bytes": max(one.cached_bytes for one in own),
             "hit_bytes": hit_bytes,
             "fetch_gb_per_s": round(hit_bytes / fetch_s / 1e9, 3) if fetch_s else None,
         }
@@ -282,6 +300,9 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.lengths) < 5 * BLOCK_TOKENS:
         parser.error("--lengths: expected 640 or more, for a hit behind a replay")
+    kind = file_system_of(options.disk)
+    if "disk" in options.storage and kind in IN_MEMORY:
+        parser.error(f"--disk: given {options.disk}, which is {kind}, expected a folder on a disk")
     set_thread_count(options.threads)
     size: Size = options.size
     runner = make_runner(

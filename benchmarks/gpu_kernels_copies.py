@@ -20,6 +20,7 @@ V41_BLOCK_BYTES = 113_920
 WINDOW = WindowShape(rings=20, ring_rows=134, row_bytes=528, ring_stride_bytes=70_752, window=128)
 STATE_BYTES = 3_128_928
 ROTATIONS_MAX = 512
+POISON = 0xA5
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,25 @@ def _prepare_sections(
         return partial(function, pool, ids[part], section.offset_bytes, rows[part], **bound)
 
     def is_right() -> bool:
-        call_of(0)()
-        of_pool = torch.empty_like(rows[:blocks])
-        reference_sections.gather_block_sections(pool, ids[:blocks], section.offset_bytes, of_pool)
-        return torch.equal(of_pool, rows[:blocks])
+        offset = section.offset_bytes
+        if operation == "gather":
+            return _is_all_right(
+                workspace,
+                call_of(0),
+                rows,
+                lambda target: reference_sections.gather_block_sections(
+                    pool, ids[:blocks], offset, target[:blocks]
+                ),
+            )
+        given = rows[:blocks].clone()
+        return _is_all_right(
+            workspace,
+            call_of(0),
+            pool,
+            lambda target: reference_sections.scatter_block_sections(
+                given, target, ids[:blocks], offset
+            ),
+        )
 
     host_ways = {}
     if workspace.device.type == "cuda" and (section, blocks) == (SMALL, 64):
@@ -119,6 +135,23 @@ def _prepare_sections(
         is_right=is_right,
         host_ways=host_ways,
     )
+
+
+def _is_all_right(
+    workspace: Workspace,
+    call: Call,
+    target: torch.Tensor,
+    refer: Callable[[torch.Tensor], object],
+) -> bool:
+    """Does a call leave every byte of the target as the reference does, those around what is copied
+    too? The target is poisoned first: what lies in it before is none of the source's bytes."""
+    target.fill_(POISON)
+    expected = target.clone()
+    refer(expected)
+    call()
+    is_right = torch.equal(target, expected)
+    workspace.refill()
+    return is_right
 
 
 def _seen_from_device(workspace: Workspace, count: int) -> torch.Tensor:
@@ -175,15 +208,23 @@ def _prepare_windows(operation: str, copies: int, workspace: Workspace) -> Prepa
         return partial(function, records[part], slots, ids[part], WINDOW)
 
     def is_right() -> bool:
-        call_of(0)()
-        stored = slots[:, : WINDOW.stored_bytes][ids[:copies]]
         if operation == "snapshot":
-            expected = torch.empty_like(records[:copies])
-            reference_windows.snapshot_windows(
-                slots, ids[:copies], positions[:copies], expected, WINDOW
+            return _is_all_right(
+                workspace,
+                call_of(0),
+                records,
+                lambda target: reference_windows.snapshot_windows(
+                    slots, ids[:copies], positions[:copies], target[:copies], WINDOW
+                ),
             )
-            return torch.equal(records[:copies], expected)
-        return torch.equal(records[:copies], stored)
+        return _is_all_right(
+            workspace,
+            call_of(0),
+            slots,
+            lambda target: reference_windows.restore_windows(
+                records[:copies], target, ids[:copies], WINDOW
+            ),
+        )
 
     kept_bytes = WINDOW.rings * WINDOW.window * WINDOW.row_bytes
     read_bytes = kept_bytes if operation == "snapshot" else WINDOW.stored_bytes

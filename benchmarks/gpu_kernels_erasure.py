@@ -29,6 +29,7 @@ LOSSES: dict[str, Sequence[tuple[int, ...]]] = {
     "decode_two": list(combinations(range(K), 2)),
 }
 COUNTS = (64, 600, 8192)
+GOAL_BLOCK_GB_PER_S = 1000.0
 ROTATIONS_MAX = 32
 COMPARED_BLOCKS = 90
 """Each double loss twice."""
@@ -41,6 +42,7 @@ def erasure_cases() -> Iterator[Case]:
                 operation=f"gf256_{kind}",
                 sizes={"blocks": blocks, "shard_bytes": SHARD_BYTES},
                 prepare=partial(_prepare_combine, kind, blocks),
+                goal_block_gb_per_s=GOAL_BLOCK_GB_PER_S,
             )
         yield Case(
             operation="xxh3_of_shards",

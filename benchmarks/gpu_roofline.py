@@ -57,28 +57,35 @@ class Case:
     prepare: Callable[[Workspace], Prepared]
     beside: str = "device"
     goal: float | None = None
+    """Of the copy's rate."""
+    goal_block_gb_per_s: float | None = None
+    """For cases with `block_bytes`."""
 
 
 class Workspace:
-    """Two areas of random bytes that all cases work in: nothing large is allocated for each."""
+    """Two areas of random bytes that all cases work in: nothing large is allocated for each. A case
+    that compares results writes other bytes into them; `refill` makes them random again."""
 
     def __init__(self, device: torch.device, size_bytes: int) -> None:
         self.device = device
-        generator = torch.Generator(device).manual_seed(0)
         self.source, self.target = (
-            torch.randint(
-                0, 256, (size_bytes,), dtype=torch.uint8, device=device, generator=generator
-            )
-            for _ in range(2)
+            torch.empty(size_bytes, dtype=torch.uint8, device=device) for _ in range(2)
         )
+        self.refill()
+
+    def refill(self) -> None:
+        generator = torch.Generator(self.device).manual_seed(0)
+        for area in (self.source, self.target):
+            area.random_(0, 256, generator=generator)
 
     @property
     def size_bytes(self) -> int:
         return len(self.source)
 
     def host_bytes(self, count: int) -> torch.Tensor:
-        """uint8 [count] of the host, page-locked where there is a device."""
-        return torch.ones(count, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        """Random uint8 [count] of the host, page-locked where there is a device."""
+        memory = torch.empty(count, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        return memory.random_(0, 256, generator=torch.Generator().manual_seed(0))
 
 
 def measure(case: Case, workspace: Workspace, copies: Copies, seconds: float) -> dict[str, Any]:
@@ -108,6 +115,8 @@ def measure(case: Case, workspace: Workspace, copies: Copies, seconds: float) ->
         row["block_gb_per_s"] = round(prepared.block_bytes / call_s / 1e9, 1)
     if case.goal is not None:
         row["goal"] = case.goal
+    if case.goal_block_gb_per_s is not None:
+        row["goal_block_gb_per_s"] = case.goal_block_gb_per_s
     return row
 
 

@@ -42,6 +42,8 @@ from kvstore.node.slot import CHECKED_BYTES, HEADER_BYTES, SLOT_HEADER, SlotGeom
 from kvstore.node.target import TargetSettings
 from kvstore.node.target_life import open_target
 
+from .page_cache import drop_pages
+
 CLUSTER = "0123456789abcdef0123456789abcdef"
 IDENTITY = TargetIdentity(bytes.fromhex(CLUSTER), "t01")
 BATCH = 4096
@@ -114,14 +116,6 @@ def fill(folder: Path, size_bytes: int, segment_bytes: int, shard_bytes: int, co
         segment.close(disk)
     target.folder.release()
     return key
-
-
-def drop_from_memory(folder: Path) -> None:
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 # Starting -------------------------------------------------------------------------------------
@@ -226,7 +220,7 @@ def main() -> None:
             stop_s = stop(process, number)
             for files in ("in memory", "on disk"):
                 if files == "on disk":
-                    drop_from_memory(target)
+                    drop_pages(target.iterdir())
                 process, seconds = start(map_path, key, shard_bytes)
                 resident = memory_bytes(process, "VmRSS")
                 line = {

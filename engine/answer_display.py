@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import count_of
+
 if TYPE_CHECKING:
     from kvstore.client import NodeReport
 
@@ -14,9 +16,15 @@ if TYPE_CHECKING:
     from .remote_answer import RemoteAnswer
 
 
-def describe(generation: Generation, *, store_errors: int) -> dict[str, Any]:
-    """The JSON object of an answer from this process, without what is known before it."""
-    return _describe_answer(generation) | {
+CUT_BY_CONTEXT = "ended by the model's context"
+
+
+def describe(generation: Generation, max_tokens: int, *, store_errors: int) -> dict[str, Any]:
+    """The JSON object of an answer from this process, without what is known before it.
+
+    `max_tokens`: how long it might have become.
+    """
+    return _describe_answer(generation, max_tokens) | {
         "matched_tokens": generation.matched_tokens,
         "hit_tokens": generation.hit_tokens,
         "replay_tokens": generation.replay_tokens,
@@ -27,17 +35,20 @@ def describe(generation: Generation, *, store_errors: int) -> dict[str, Any]:
     }
 
 
-def summary_line(generation: Generation, *, store_errors: int) -> str:
+def summary_line(generation: Generation, max_tokens: int, *, store_errors: int) -> str:
     """What a person wants to know of a request, on one line."""
     timings, blocks = generation.timings, generation.receipt.summary()
     replay = f" (of it replayed {generation.replay_tokens})" if generation.replay_tokens else ""
+    prompt = count_of(len(generation.prompt_ids), "token")
     parts = [
-        f"prompt {len(generation.prompt_ids)} tokens, hit {generation.hit_tokens}{replay}",
+        f"prompt {prompt}, hit {generation.hit_tokens}{replay}",
         f"first token {timings.ttft_s:.2f} s (match {timings.match_s:.3f}, "
         f"fetch {timings.fetch_s:.3f}, prefill {timings.prefill_s:.2f})",
-        f"{len(generation.token_ids)} tokens, {generation.decode_tokens_per_s:.0f}/s",
+        f"{count_of(len(generation.token_ids), 'token')}, {generation.decode_tokens_per_s:.0f}/s",
         f"blocks stored {blocks.stored}, known {blocks.known}, failed {blocks.failed}",
     ]
+    if is_cut_by_context(generation, max_tokens):
+        parts.insert(-1, CUT_BY_CONTEXT)
     if blocks.dropped or blocks.pending:
         parts.append(f"not saved {blocks.dropped + blocks.pending}")
     if store_errors:
@@ -45,10 +56,10 @@ def summary_line(generation: Generation, *, store_errors: int) -> str:
     return "[" + "; ".join(parts) + "]"
 
 
-def describe_remote(answer: RemoteAnswer) -> dict[str, Any]:
+def describe_remote(answer: RemoteAnswer, max_tokens: int) -> dict[str, Any]:
     """The JSON object of an answer from workers, without what is known before it."""
     report = answer.report
-    return _describe_answer(answer) | {
+    return _describe_answer(answer, max_tokens) | {
         "timings": _round_all({"ttft_s": report.ttft_s, "decode_s": report.decode_s}),
         "moves": report.moves,
         "tried": list(report.tried),
@@ -56,19 +67,38 @@ def describe_remote(answer: RemoteAnswer) -> dict[str, Any]:
     }
 
 
-def remote_summary_line(answer: RemoteAnswer) -> str:
+def remote_summary_line(answer: RemoteAnswer, max_tokens: int) -> str:
     """What a person wants to know of a request that workers answered, on one line."""
     report = answer.report
     hit = report.engines[0].get("hit_tokens", "unknown") if report.engines else "unknown"
     parts = [
-        f"prompt {len(answer.prompt_ids)} tokens, hit {hit}",
+        f"prompt {count_of(len(answer.prompt_ids), 'token')}, hit {hit}",
         f"first token {report.ttft_s:.2f} s",
-        f"{len(answer.token_ids)} tokens, {answer.decode_tokens_per_s:.0f}/s",
-        f"moved {report.moves} times",
+        f"{count_of(len(answer.token_ids), 'token')}, {answer.decode_tokens_per_s:.0f}/s",
+        describe_moves(report.moves),
     ]
+    if is_cut_by_context(answer, max_tokens):
+        parts.insert(-1, CUT_BY_CONTEXT)
     if report.tried:
         parts.append(f"tried again after: {'; '.join(report.tried)}")
     return "[" + "; ".join(parts) + "]"
+
+
+def describe_moves(moves: int) -> str:
+    """How often an answer went from one worker to another."""
+    match moves:
+        case 0:
+            return "never moved"
+        case 1:
+            return "moved once"
+        case 2:
+            return "moved twice"
+    return f"moved {moves} times"
+
+
+def is_cut_by_context(answer: Generation | RemoteAnswer, max_tokens: int) -> bool:
+    """Whether it would have gone on, had the model room for more tokens."""
+    return answer.finish_reason == "length" and len(answer.token_ids) < max_tokens
 
 
 def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path | None) -> str | None:
@@ -82,12 +112,13 @@ def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path | None) -> 
     )
 
 
-def _describe_answer(answer: Generation | RemoteAnswer) -> dict[str, Any]:
+def _describe_answer(answer: Generation | RemoteAnswer, max_tokens: int) -> dict[str, Any]:
     return {
         "answer": answer.text,
         "token_ids": answer.token_ids,
         "prompt_token_ids": answer.prompt_ids,
         "finish_reason": answer.finish_reason,
+        "is_cut_by_context": is_cut_by_context(answer, max_tokens),
         "prompt_tokens": len(answer.prompt_ids),
         "decode_tokens_per_s": round(answer.decode_tokens_per_s, 2),
     }

@@ -4,13 +4,16 @@
     |-- ModelFileError       (also ValueError)         the model file cannot be used; all reasons
     |   `-- MissingModel     (also FileNotFoundError)  there is no model file
     |-- InvalidRequest       (also ValueError)         a caller's mistake; nothing was computed
+    |   `-- RefusedRequest                             the same, in the words of a worker
     |-- HandoverRefused      (also ValueError)         these bytes are no sequence of this model
     |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
     |-- StateSlotsExhausted  (also MemoryError)        no free state slot; retry later
     |-- ArenaNotPinned       (also MemoryError)        the arena cannot be page-locked
     |-- MoverUnavailable                               this machine cannot move blocks that way
     |-- TransferFailed                                 bytes did not get to the device, or from it
-    |   `-- TransferStuck                              nobody knows whether they still will
+    |   |-- TransferStuck                              nobody knows whether they still will
+    |   |-- RebuiltWrong                               a node lies about its shard
+    |   `-- DeviceLost                                 the device takes no more work at all
     |-- EngineBusy                                     too many requests wait; retry later
     |-- EngineClosed         (also RuntimeError)       the engine was used after its end
     `-- EnginesUnavailable   (also ConnectionError)    no engine worker answers a request
@@ -70,6 +73,16 @@ class InvalidRequest(EngineError, ValueError):
         self.expected = expected
 
 
+class RefusedRequest(InvalidRequest):
+    """An engine worker would not take it, and no other one would; `given` is what it said."""
+
+    def __init__(self, reason: str) -> None:
+        EngineError.__init__(self, reason)
+        self.what = "request"
+        self.given = reason
+        self.expected = "one that a worker takes"
+
+
 class BlockPoolExhausted(EngineError, MemoryError):
     """The block pool has fewer free blocks than asked for; nothing was allocated."""
 
@@ -118,6 +131,15 @@ class TransferStuck(TransferFailed):
     """A transfer has not ended for so long that the device must have failed."""
 
 
+class RebuiltWrong(TransferFailed):
+    """A block that was rebuilt is not what was stored: a node lies about its shard."""
+
+
+class DeviceLost(TransferFailed):
+    """An error of the device after which it takes no work of this process any more. The next pass
+    meets it too, and ends the engine: nothing that is begun anew would end better."""
+
+
 class EngineBusy(EngineError):
     """As many requests wait as may; this one was not taken. Retry later."""
 
@@ -160,6 +182,11 @@ class EnginesUnavailable(EngineError, ConnectionError):
         """`why` it was given up, after "no engine worker"."""
         super().__init__(f"no engine worker {why}: {'; '.join(tried[-PROBLEMS_SHOWN:])}")
         self.tried = list(tried)
+
+
+def count_of(count: int, noun: str) -> str:
+    """A number with its noun, such as "1 token" or "2 tokens"."""
+    return f"{count} {noun if count == 1 else noun + 's'}"
 
 
 def describe_in_one_line(error: Exception) -> str:

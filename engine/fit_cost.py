@@ -3,7 +3,8 @@
 An engine that plans its steps by time needs the cost of a chunk before it runs it. This program
 runs prompts through the model for half a minute, fits the four coefficients of
 `engine.scheduler.cost`, says how far off the fit is, and writes the file that `--cost` of an engine
-takes. Measure with as many threads as the engine will have, and while nothing else runs.
+takes. It has as many threads as a worker of the model would have; if that is to get another number,
+so must this. Measure while nothing else runs.
 
 `--json` prints the object that `--out` writes:
 
@@ -27,7 +28,7 @@ import typer
 from kvstore.identity import check_package_identity
 
 from .errors import EngineError, InvalidRequest, describe_in_one_line
-from .threads import prepare_environment, set_thread_count
+from .threads import prepare_environment, set_threads_for
 
 if TYPE_CHECKING:
     from .scheduler.cost import PrefillCost
@@ -132,7 +133,10 @@ def fit(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="default: one a core", metavar="<int>")
+        int | None,
+        typer.Option(
+            min=1, max=1024, help="those of the worker; default: its default", metavar="<int>"
+        ),
     ] = None,
     time_s: Annotated[
         float, typer.Option("--time", min=1, max=600, help="seconds to measure, about")
@@ -151,8 +155,8 @@ def fit(
 
     if out is not None:
         check_place(out)
-    set_thread_count(threads)
     path = model or find_default_model()
+    set_threads_for(path, threads)
     loaded = load_runner(path, pool_blocks=POOL_BLOCKS, state_slots=1)
     begun_s = time.perf_counter()
     samples = measure_passes(

@@ -3,7 +3,7 @@
 Here, the model is loaded and runs in this process, with or without a block store, which is reached
 by the agent of this host (`--agent SOCKET`), or without one (`--cluster MAP`). With `--engines`,
 workers are asked (a folder of `cachalot up --engines`, or the address of one), and only the
-tokenizer is read of `--model`, which must be theirs.
+tokenizer is read of `--model`, which must be theirs: a worker of another model is refused.
 
 `--model` is a GGUF file (llama) or a folder with config.json (DeepSeek-V4.1). A model that has no
 chat template goes on with the text as it stands.
@@ -11,6 +11,7 @@ chat template goes on with the text as it stands.
 People see the answer as it comes and one line of numbers; `--json` prints one object instead:
 
     answer, token_ids, prompt_token_ids, finish_reason, prompt_tokens, decode_tokens_per_s, model
+    is_cut_by_context: the model's context ended the answer before --max-tokens
     of a model in this process:
         matched_tokens, hit_tokens, replay_tokens, rejected_shards
         timings: match_s, fetch_s, swap_in_s, prefill_s, ttft_s, decode_s
@@ -58,6 +59,7 @@ from .generate_options import (
     FirstTokenOption,
     PatienceOption,
     Place,
+    check_max_tokens,
     choose_place,
     choose_waits,
 )
@@ -121,10 +123,11 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
         store_errors = llm.store_faults.count
         if settings.is_json:
             facts = {"model": str(settings.model), "compute": llm.compute}
-            described = describe(generation, store_errors=store_errors)
+            described = describe(generation, settings.max_tokens, store_errors=store_errors)
             print(json.dumps(described | facts | {"load_s": round(load_s, 4)}))
         else:
-            print(f"\n{summary_line(generation, store_errors=store_errors)}")
+            line = summary_line(generation, settings.max_tokens, store_errors=store_errors)
+            print(f"\n{line}")
         if store is not None:
             _warn_of_dead_nodes(generation, store, place)
 
@@ -139,20 +142,22 @@ def answer_elsewhere(
     from .remote_answer import ask_engines
 
     places = find_places(engines)
-    tokenizer = load_tokenizer(settings.model)
+    loaded = load_tokenizer(settings.model)
     found = ask_engines(
         places,
-        tokenizer,
-        encode_question(tokenizer, question),
+        loaded.tokenizer,
+        encode_question(loaded.tokenizer, question),
         max_tokens=settings.max_tokens,
         sampling=settings.sampling,
+        model=loaded.identity,
         deadlines=ClientDeadlines(**waits_s),
         on_text=_discard if settings.is_json else _show,
     )
     if settings.is_json:
-        print(json.dumps(describe_remote(found) | {"model": str(settings.model)}))
+        described = describe_remote(found, settings.max_tokens)
+        print(json.dumps(described | {"model": str(settings.model)}))
     else:
-        print(f"\n{remote_summary_line(found)}")
+        print(f"\n{remote_summary_line(found, settings.max_tokens)}")
 
 
 def _open_store(place: Place) -> BlockingAgentClient | BlockingStoreClient | None:
@@ -215,7 +220,9 @@ def generate(
     follow_up_of: Annotated[
         Path | None, typer.Option(help="ask further, after the answer in this --json output")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="longest answer, in tokens")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option(help="longest answer, in tokens; the model's context may end it before")
+    ] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is all")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is all")] = 1.0,
@@ -241,6 +248,7 @@ def generate(
         system=system,
         follow_up_of=follow_up_of,
     )
+    check_max_tokens(max_tokens)
     place = choose_place(agent=agent, cluster=cluster, engines=engines)
     waits_s = choose_waits(
         place,

@@ -112,3 +112,9 @@ def choose_waits(place: Place, **waits_s: float | None) -> dict[str, float]:
             expected="with it: a model in this process is not waited for",
         )
     return said
+
+
+def check_max_tokens(max_tokens: int) -> None:
+    """Before a model is loaded for nothing. Raises InvalidRequest."""
+    if max_tokens < 1:
+        raise InvalidRequest("--max-tokens", given=max_tokens, expected="1 or more")

@@ -52,6 +52,16 @@ def block_layout(geometry: KVGeometry) -> BlockLayout:
     return layout
 
 
+def namespace_model(name: str) -> str:
+    """The name of a model as a namespace has it."""
+    return name[:MODEL_NAME_CHARACTERS_MAX]
+
+
+def namespace_tokenizer(sha256: str) -> str:
+    """A tokenizer as a namespace has it."""
+    return f"sha256:{sha256}"
+
+
 def model_namespace(
     *,
     name: str,
@@ -67,9 +77,9 @@ def model_namespace(
     float32 runs differ in the last bits of K and V, and a hit has to give the answer of a cold run.
     """
     return Namespace(
-        model=name[:MODEL_NAME_CHARACTERS_MAX],
+        model=namespace_model(name),
         weights=f"sha256:{weights_sha256} compute:{compute}",
-        tokenizer=f"sha256:{tokenizer_sha256}",
+        tokenizer=namespace_tokenizer(tokenizer_sha256),
         layout=layout,
         tenant=tenant,
     )

@@ -11,10 +11,12 @@ import torch
 from kernels.cuda.operations import CUDA_OPERATIONS
 from kernels.operations import REFERENCE, Operations
 from kvstore.key import Namespace
+from kvstore.layout import BlockLayout
 
 from .block_pool import BlockPool
 from .errors import InvalidRequest, MissingModel
-from .layout import block_layout, model_namespace
+from .layout import block_layout, model_namespace, namespace_model, namespace_tokenizer
+from .model_identity import ModelIdentity, source_of
 from .model_runner import ModelRunner
 from .models.deepseek_v41 import layout as v41_layout
 from .models.deepseek_v41.checkpoint.folder import open_folder
@@ -155,18 +157,20 @@ def _load_file(
             f"{model_config.vocabulary} in the model"
         )
     file.raise_problems()
+    layout = block_layout(model_config.geometry)
+    blocks = count_blocks(layout, pool_blocks)
     compute = compute or choose_compute(torch.cpu.get_capabilities())
     model = build_model(file, model_config, _DTYPES[compute])
-    name = file.read("general.name", str, "unnamed")
+    name = _read_name(file)
     namespace = model_namespace(
         name=name,
         weights_sha256=file.content_sha256(),
         compute=compute,
         tokenizer_sha256=tokenizer_data.sha256,
-        layout=block_layout(model.geometry),
+        layout=layout,
         tenant=tenant,
     )
-    pool = _make_pool(namespace, pool_blocks, torch.device("cpu"))
+    pool = _make_pool(namespace, blocks, torch.device("cpu"))
     runner = LlamaRunner(model, pool, namespace)
     return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
 
@@ -184,6 +188,8 @@ def _load_folder(
     checkpoint = open_folder(path)
     config = checkpoint.config
     tokenizer_data = read_text_tokenizer(checkpoint.path, config)
+    layout = v41_layout.block_layout(config)
+    blocks = count_blocks(layout, pool_blocks)
     loaded = load_checkpoint(checkpoint, _DTYPES[compute], device=device)
     namespace = model_namespace(
         # Where a folder lies, and what it is called there, is not the model's.
@@ -192,10 +198,10 @@ def _load_folder(
         # A GPU rounds otherwise, and a hit has to give the bits of a cold run.
         compute=compute if device.type == "cpu" else f"{compute} {device.type}",
         tokenizer_sha256=tokenizer_data.sha256,
-        layout=v41_layout.block_layout(config),
+        layout=layout,
         tenant=tenant,
     )
-    pool = _make_pool(namespace, pool_blocks, device)
+    pool = _make_pool(namespace, blocks, device)
     runner = V41Runner(
         loaded.build(pool, operations_for(device)),
         pool=pool,
@@ -212,18 +218,50 @@ def operations_for(device: torch.device) -> Operations:
     return REFERENCE if device.type == "cpu" else CUDA_OPERATIONS
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Only what makes ids of text, of a GGUF file or a folder. Raises as `load_runner`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedTokenizer:
+    """What makes ids of text, and of which model they are then."""
+
+    tokenizer: Tokenizer
+    identity: ModelIdentity
+
+
+def load_tokenizer(path: str | Path) -> LoadedTokenizer:
+    """Nothing else of a GGUF file or a folder. Raises as `load_runner`."""
     if Path(path).is_dir():
         checkpoint = open_folder(path)
-        return Tokenizer(read_text_tokenizer(checkpoint.path, checkpoint.config))
-    file = GgufFile.open(path)
-    data = read_tokenizer(file)
-    file.raise_problems()
-    return Tokenizer(data)
+        name, data = FOLDER_MODEL, read_text_tokenizer(checkpoint.path, checkpoint.config)
+    else:
+        file = GgufFile.open(path)
+        name, data = _read_name(file), read_tokenizer(file)
+        file.raise_problems()
+    identity = ModelIdentity(
+        name=namespace_model(name),
+        tokenizer=namespace_tokenizer(data.sha256),
+        source=source_of(path),
+    )
+    return LoadedTokenizer(Tokenizer(data), identity)
 
 
-def _make_pool(namespace: Namespace, size: int | PoolMemory, device: torch.device) -> BlockPool:
-    block_bytes = namespace.layout.block_bytes
-    blocks = size.size_bytes // block_bytes if isinstance(size, PoolMemory) else size
-    return BlockPool(block_bytes=block_bytes, capacity_blocks=blocks, device=device)
+def _read_name(file: GgufFile) -> str:
+    return file.read("general.name", str, "unnamed")
+
+
+def count_blocks(layout: BlockLayout, size: int | PoolMemory) -> int:
+    """Blocks of a pool; asked before any weight is read. Raises InvalidRequest for none."""
+    if not isinstance(size, PoolMemory):
+        return size
+    blocks = size.size_bytes // layout.block_bytes
+    if not blocks:
+        raise InvalidRequest(
+            "memory of the block pool",
+            given=f"{size.size_bytes} bytes",
+            expected=f"{layout.block_bytes} or more, which a block of this model takes",
+        )
+    return blocks
+
+
+def _make_pool(namespace: Namespace, blocks: int, device: torch.device) -> BlockPool:
+    return BlockPool(
+        block_bytes=namespace.layout.block_bytes, capacity_blocks=blocks, device=device
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .answer_text import AnswerText
 from .client import AnswerPart, AnswerReport, ClientDeadlines, EngineClient, EnginePlaces
+from .model_identity import ModelIdentity
 from .request import FinishReason
 from .sampling import Sampling
 from .tokenizer import Tokenizer
@@ -36,6 +37,7 @@ def ask_engines(
     *,
     max_tokens: int,
     sampling: Sampling,
+    model: ModelIdentity,
     deadlines: ClientDeadlines,
     on_text: Callable[[str], None],
 ) -> RemoteAnswer:
@@ -43,7 +45,7 @@ def ask_engines(
 
     Raises what `EngineClient.generate` raises.
     """
-    client = EngineClient(places, deadlines=deadlines)
+    client = EngineClient(places, model=model, deadlines=deadlines)
     parts = client.generate(
         prompt_ids, max_tokens=max_tokens, sampling=sampling, stop_ids=tokenizer.stop_ids
     )

@@ -9,6 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from kvstore.key import KeyChain
+from kvstore.layout import BLOCK_TOKENS
 
 from .errors import InvalidRequest
 from .model_runner import ModelRunner
@@ -84,12 +85,13 @@ def _check_lengths(request: Request, runner: ModelRunner) -> None:
             given=prompt_tokens + answered,
             expected=f"at most {runner.context_tokens - 1} (the model's context less one)",
         )
-    blocks = blocks_of(tokens_max_of(request, runner.context_tokens))
-    if blocks > runner.pool.capacity_blocks:
+    tokens, blocks = tokens_max_of(request, runner.context_tokens), runner.pool.capacity_blocks
+    if blocks_of(tokens) > blocks:
         raise InvalidRequest(
-            "blocks for prompt and max_tokens",
-            given=blocks,
-            expected=f"at most {runner.pool.capacity_blocks} (those of the pool)",
+            "prompt tokens and max_tokens",
+            given=f"{tokens} together",
+            expected=f"at most {blocks * BLOCK_TOKENS} (the pool of the engine has {blocks} blocks"
+            f" of {BLOCK_TOKENS})",
         )
 
 

@@ -5,6 +5,10 @@ For entry points only: all of it holds for the whole process.
 
 import os
 import sys
+from pathlib import Path
+
+SMALL_MODEL_BYTES = 512 << 20
+"""The products of a smaller model are too short for threads to be worth their wake-ups."""
 
 _ENVIRONMENT = {
     # Idle threads of a parallel region sleep instead of spinning. Spinning gains a little on an
@@ -41,3 +45,28 @@ def set_thread_count(threads: int | None) -> None:
     import torch
 
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+
+
+def set_threads_for(model: Path, wanted: int | None) -> None:
+    """Use as many threads as an engine worker has of this model, unless another number is wanted.
+
+    What is measured for a worker has to run as the worker does.
+    """
+    set_thread_count(choose_threads(wanted, measure_model(model), len(os.sched_getaffinity(0))))
+
+
+def choose_threads(wanted: int | None, model_bytes: int, cores: int) -> int:
+    """What was asked for; else one for a small model and one a core for others."""
+    if wanted is not None:
+        return wanted
+    return 1 if model_bytes < SMALL_MODEL_BYTES else cores
+
+
+def measure_model(path: Path) -> int:
+    """Bytes of the model's files, 0 if there are none that can be looked at."""
+    try:
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.glob("*.safetensors"))
+        return path.stat().st_size
+    except OSError:
+        return 0  # what is wrong with it is said when it is loaded

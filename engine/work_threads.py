@@ -1,5 +1,6 @@
 """A few threads that take jobs from one line. Not for jobs that must not wait for one another."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -9,6 +10,8 @@ from typing import ParamSpec, TypeVar
 Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
 Job = Callable[[], None]
+
+log = logging.getLogger(__name__)
 
 
 class WorkThreads:
@@ -76,7 +79,8 @@ class WorkThreads:
         return all(thread.is_alive() for thread in self._threads)
 
     def close(self, deadline_s: float) -> bool:
-        """Run what is in line and end; False if a job took longer. May be called again."""
+        """Run what is in line and end; False if a job took longer: its thread is left behind, which
+        the log tells. May be called again."""
         end_s = self._clock() + deadline_s
         with self._lock:
             if not self._is_closed:
@@ -84,7 +88,12 @@ class WorkThreads:
             self._is_closed = True
         for thread in self._threads:
             thread.join(max(0.0, end_s - self._clock()))
-        return not any(thread.is_alive() for thread in self._threads)
+        busy = [thread.name for thread in self._threads if thread.is_alive()]
+        if busy:
+            log.error(
+                "threads left behind, still at work after their deadline: %s", ", ".join(busy)
+            )
+        return not busy
 
     def _end_all(self) -> None:
         for _ in self._threads:

@@ -256,11 +256,13 @@ class RunOffered(Message):
 
 
 class FetchEnded(Message):
-    """`blocks` leading blocks are verified; `ended` is the value of a FetchEnd."""
+    """`blocks` leading blocks are verified, but for `left_blocks` of them, which the engine has
+    asked to rebuild itself; `ended` is the value of a FetchEnd."""
 
     blocks: Count
     ended: ShortName
     decoded_blocks: Count = 0
+    left_blocks: Count = 0
     rejected_shards: Count = 0
     elapsed_s: float = 0.0
 

@@ -13,6 +13,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.threads import prepare_environment
+from kvstore.client import (
+    AgentClient,
+    BlockingAgentClient,
+    BlockingStoreClient,
+    StoreClient,
+    channel,
+)
+from tests.patience import PATIENCE_S, make_patient
 
 # Read when torch is loaded: with it, bits do not depend on the number of threads or on alignment.
 prepare_environment()
@@ -95,6 +103,14 @@ def _find_threefs_lack() -> str | None:
     if folder is not None and Path(folder).is_dir():
         return None
     return f"CACHALOT_THREEFS_DIR names no 3FS mount: {folder}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> None:
+    """No operation of a healthy cluster ends at its deadline, and no connection: a second or two
+    otherwise."""
+    make_patient(StoreClient, AgentClient, BlockingStoreClient, BlockingAgentClient)
+    channel.CONNECT_DEADLINE_S = PATIENCE_S
 
 
 @pytest.fixture

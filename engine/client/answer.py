@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..errors import count_of
 from ..request import FinishReason
 from ..sampling import Sampling
 from ..worker.messages import Finished, Submit, Tokens, pack_tokens
@@ -62,7 +63,7 @@ class AnswerProgress:
         if self.finish_reason is not None:
             return
         if end.reason == "stop" or not self.token_ids:
-            raise WorkerLost(f"it ended the answer after {len(self.token_ids)} tokens")
+            raise WorkerLost(f"it ended the answer after {count_of(len(self.token_ids), 'token')}")
         self.is_cut = True
 
     @property

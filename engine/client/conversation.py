@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import reason_of
 from ..worker.address import WorkerAddress
 from ..worker.frames import read_frame
 from ..worker.messages import (
     Answer,
+    AskStatus,
     MalformedMessage,
     Request,
     Resume,
+    Status,
     Tokens,
     decode_answer,
     encode_frame,
@@ -63,6 +67,15 @@ async def converse(
     finally:
         # Not `close`, which waits until a worker that stands still has read the request.
         writer.transport.abort()
+
+
+async def ask_status(place: WorkerAddress, deadlines: ClientDeadlines) -> dict[str, Any]:
+    """The status document of a worker. Raises WorkerLost."""
+    async with aclosing(converse(place, AskStatus(), deadlines)) as answers:
+        answer = await anext(answers)
+    if not isinstance(answer, Status):
+        raise WorkerLost(f"asked for its status, it said {type(answer).__name__}")
+    return answer.document
 
 
 async def _connect(place: WorkerAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -14,7 +14,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, RefusedRequest
+from ..model_identity import ModelIdentity, read_identity
 from ..request import FinishReason
 from ..sampling import GREEDY, Sampling
 from ..worker.address import WorkerAddress
@@ -27,7 +28,7 @@ from ..worker.messages import (
     Tokens,
 )
 from .answer import AnswerProgress, WorkerAbsent, WorkerLost
-from .conversation import ClientDeadlines, converse
+from .conversation import ClientDeadlines, ask_status, converse
 from .places import EnginePlaces
 from .route import Route
 
@@ -61,18 +62,26 @@ class AnswerPart:
 
 
 class EngineClient:
-    """Asks workers. Belongs to one event loop; requests may run concurrently."""
+    """Asks workers. Belongs to one event loop; requests may run concurrently.
+
+    `model`: the model that the token ids are of. Each worker is asked which one it serves, once as
+    long as it is not lost; without it, none is.
+    """
 
     def __init__(
         self,
         places: EnginePlaces,
         *,
+        model: ModelIdentity | None = None,
         deadlines: ClientDeadlines | None = None,
         faults_max: int = FAULTS_MAX,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._places = places
+        self._model = model
+        self._of_this_model: set[WorkerAddress] = set()
+        """Workers that said so, or do not say which they serve."""
         self._deadlines = deadlines or ClientDeadlines()
         self._faults_max = faults_max
         self._clock = clock
@@ -93,8 +102,9 @@ class EngineClient:
     ) -> AsyncGenerator[AnswerPart, None]:
         """The answer to a prompt as it comes. Close the iterator to end the request early.
 
-        Raises InvalidRequest for what workers refuse; EnginesUnavailable after too many faults, if
-        nobody goes on with it for too long, and at once if this client never met any worker.
+        Raises InvalidRequest for what workers refuse, and for a worker of another model;
+        EnginesUnavailable after too many faults, if nobody goes on with it for too long, and at
+        once if this client never met any worker.
         """
         _check_sizes(prompt_ids, max_tokens)
         progress = AnswerProgress(
@@ -141,6 +151,7 @@ class EngineClient:
         known = len(progress.token_ids)
         was_begun = False
         try:
+            await self._check_model(place)
             async with aclosing(converse(place, message, self._deadlines)) as answers:
                 async for answer in answers:
                     self._has_met = was_begun = True
@@ -156,9 +167,7 @@ class EngineClient:
                         case HandedOver():
                             route.note_hand_over(place, answer, has_grown=position > known)
                         case Refused(cause="invalid"):
-                            raise InvalidRequest(
-                                "request", given=answer.reason, expected="one that a worker takes"
-                            )
+                            raise RefusedRequest(answer.reason)
                         case Refused():
                             route.note_refusal(place, answer)
                         case Failed():
@@ -168,7 +177,22 @@ class EngineClient:
         except WorkerLost as error:
             self._has_met |= not isinstance(error, WorkerAbsent)
             self._lost_at_s[place] = self._clock()
+            self._of_this_model.discard(place)
             route.note_fault(place, error, was_begun=was_begun)
+
+    async def _check_model(self, place: WorkerAddress) -> None:
+        """Raises InvalidRequest for a worker of another model: what token ids mean is nothing that
+        it could see; WorkerLost."""
+        if self._model is None or place in self._of_this_model:
+            return
+        served = read_identity((await ask_status(place, self._deadlines)).get("model"))
+        if served is not None and served != self._model:
+            raise InvalidRequest(
+                "model",
+                given=self._model.describe(),
+                expected=f"{served.describe()}, which the engine at {place} serves",
+            )
+        self._of_this_model.add(place)
 
     def _suspects(self) -> set[WorkerAddress]:
         """Workers that were lost to some request a short time ago."""

@@ -31,7 +31,10 @@ class EnginePlaces:
                 f"{len(self.prefill)} prefill, {len(self.decode)} decode, {len(self.both)} both"
             )
             raise InvalidRequest(
-                "engine workers", given=counts, expected="one for each role, or one that does both"
+                "engine workers",
+                given=counts,
+                expected="at least one of prefill and one of decode, or one of both: a prefill"
+                " worker gives the first token of an answer and no more",
             )
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import EnginesUnavailable
+from ..errors import EnginesUnavailable, count_of
 from ..worker.address import WorkerAddress
 from ..worker.messages import Failed, HandedOver, Refused, Resume, Submit
 from .answer import AnswerProgress, WorkerAbsent, WorkerLost
@@ -66,7 +66,7 @@ class Route:
         Raises EnginesUnavailable after too many faults.
         """
         if self.faults >= self.faults_max:
-            raise self.give_up(f"answers after {self.faults} faults")
+            raise self.give_up(f"answers after {count_of(self.faults, 'fault')}")
         return choose_worker(
             self._candidates(),
             in_flight=in_flight,
@@ -83,7 +83,8 @@ class Route:
 
     def give_up(self, why: str) -> EnginesUnavailable:
         """The error that says why, and what was tried."""
-        return EnginesUnavailable(why, self.trials.describe())
+        kind = "that decodes " if self._is_for_sequences else ""
+        return EnginesUnavailable(kind + why, self.trials.describe())
 
     def note_progress(self, tokens: int) -> None:
         """A worker has given so many tokens in this attempt."""
@@ -142,8 +143,13 @@ class Route:
         self.failures[place] += 1
         self.faults += is_there
 
+    @property
+    def _is_for_sequences(self) -> bool:
+        """Prefill workers have done what they can."""
+        return self.ticket is not None or self.is_without_prefill
+
     def _candidates(self) -> tuple[WorkerAddress, ...]:
-        if self.ticket is not None or self.is_without_prefill:
+        if self._is_for_sequences:
             return self.places.for_sequences
         prompts = self.places.for_prompts
         if all(self.failures[place] or place in self.draining for place in prompts):

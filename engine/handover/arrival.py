@@ -13,7 +13,7 @@ import xxhash
 from kvstore.client import ArenaRun, BlockingAgentClient
 from kvstore.key import Namespace
 
-from ..errors import HandoverRefused, TransferFailed
+from ..errors import HandoverRefused, TransferFailed, count_of
 from ..kv.block_list import BlockList
 from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_to_end
 from ..kv.section_digest import section_xxh3
@@ -48,7 +48,7 @@ class Pickup:
 
     def _take(self, what: str, namespace: Namespace, sent: SentRun, blocks: int) -> ArenaRun:
         offer = sent.offer(namespace, blocks)
-        expected = f"one of {blocks} block(s) that waits, and room in the arena"
+        expected = f"one of {count_of(blocks, 'block')} that waits, and room in the arena"
         try:
             run = self.agent.take_run(namespace, offer, deadline_s=self.deadline_s)
         except STORE_ERRORS as error:
@@ -59,7 +59,7 @@ class Pickup:
             raise HandoverRefused(f"run of {what}", given=given, expected=expected)
         if run.blocks != blocks:
             run.release()
-            given = f"one of {run.blocks} blocks"
+            given = f"one of {count_of(run.blocks, 'block')}"
             raise HandoverRefused(f"run of {what}", given=given, expected=expected)
         return run
 

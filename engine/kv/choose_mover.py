@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from ..block_pool import BlockPool
-from ..errors import TransferFailed
+from ..errors import MoverUnavailable, TransferFailed
 from .block_list import BlockList
-from .mover import SectionMover, Transfer, wait_to_end
+from .mover import SectionMover, Transfer, first_line, wait_to_end
 
 BLOCKS = 256
 """So many that the time to start a section is hidden behind the one before it."""
@@ -44,6 +44,52 @@ def choose_mover(measured: Sequence[MoverRate]) -> str:
     near = [one for one in measured if one.in_bytes_per_s >= NEAR * best_in]
     best_out = max(one.out_bytes_per_s for one in near)
     return next(one.name for one in near if one.out_bytes_per_s >= NEAR * best_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenMover:
+    """The mover to use, what all did, and why others cannot be used."""
+
+    mover: SectionMover
+    rates: tuple[MoverRate, ...]
+    problems: dict[str, str]
+
+
+def make_fastest(
+    makers: Mapping[str, Callable[[], SectionMover]],
+    pool: BlockPool,
+    section_bytes: Sequence[int],
+    arena: memoryview,
+    *,
+    clock: Callable[[], float],
+) -> ChosenMover:
+    """Make all movers that can be made, measure them (`measure_movers`), and keep the fastest; the
+    others are closed, and nothing here holds on to their memory.
+
+    One that cannot be made, as for want of memory of the device, costs no other. Raises
+    MoverUnavailable if none is left.
+    """
+    movers: dict[str, SectionMover] = {}
+    problems: dict[str, str] = {}
+    chosen = None
+    try:
+        for name, make in makers.items():
+            try:
+                movers[name] = make()
+            # What PyTorch raises for a device that is full, or has failed, is a RuntimeError.
+            except (MoverUnavailable, TransferFailed, RuntimeError) as error:
+                problems[name] = first_line(error)
+        rates, failed = measure_movers(movers, pool, section_bytes, arena, clock=clock)
+        problems |= failed
+        if not rates:
+            lacks = [f"{name}: {why}" for name, why in problems.items()]
+            raise MoverUnavailable("for a GPU", lacks)
+        chosen = choose_mover(rates)
+        return ChosenMover(mover=movers[chosen], rates=tuple(rates), problems=problems)
+    finally:
+        for name, mover in movers.items():
+            if name != chosen:
+                mover.close()
 
 
 def measure_movers(

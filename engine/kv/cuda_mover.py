@@ -7,6 +7,7 @@ lane's lock is held while work is queued, never while it runs.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,22 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import InvalidRequest, TransferFailed, TransferStuck
+from ..errors import DeviceLost, InvalidRequest, TransferFailed, TransferStuck
 from .block_list import BlockList
 from .cuda_runtime import CudaRuntime
 from .cuda_streams import is_over, make_stream, record
-from .mover import ENDED, ComputeMark, Transfer, check_part, wait_to_end
+from .mover import (
+    ENDED,
+    ComputeMark,
+    Transfer,
+    check_part,
+    first_line,
+    wait_at_close,
+    wait_to_end,
+)
 from .pinned import PinnedMemory, PinnedRange, address_of
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """A transfer that has not ended for so long never will: it takes milliseconds."""
@@ -48,7 +59,8 @@ class EventTransfer:
         try:
             return is_over(self._event)
         except RuntimeError as error:
-            raise TransferFailed(f"{self._device} has failed: {error}") from error
+            # Nobody asks for an event that was not recorded: it is an error of what ran before it.
+            raise DeviceLost(f"{self._device} has failed: {first_line(error)}") from error
 
     def wait(self) -> None:
         """See Transfer."""
@@ -79,10 +91,6 @@ class Lane:
         """Both of them."""
         return self.copies, self.kernels
 
-    def transfers(self, device: torch.device) -> list[EventTransfer]:
-        """All that is queued."""
-        return [EventTransfer(record(stream), device) for stream in self.streams]
-
     def ids_on_device(self, blocks: BlockList) -> torch.Tensor:
         """The ids, int32, for kernels of the current stream, which is `kernels` or one that waits
         for it. Uploaded once for a whole list and all its parts."""
@@ -91,6 +99,14 @@ class Lane:
             host = torch.from_numpy(blocks.whole.array).pin_memory()
             ids = blocks.on_device[self] = host.to(self.kernels.device, non_blocking=True)
         return ids[blocks.first : blocks.first + len(blocks)]
+
+
+def all_queued(device: torch.device, *streams: torch.cuda.Stream) -> list[EventTransfer]:
+    """What is queued in streams, as transfers. Raises DeviceLost: then none of it goes on."""
+    try:
+        return [EventTransfer(record(stream), device) for stream in streams]
+    except RuntimeError as error:
+        raise DeviceLost(f"{device} has failed: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +209,15 @@ class CudaMover(ABC):
 
     def close(self) -> None:
         """See SectionMover."""
-        wait_to_end(*self._in.transfers(self._device), *self._out.transfers(self._device))
+        try:
+            queued = all_queued(self._device, *self.streams)
+        except DeviceLost as error:
+            log.error("mover %s, at its end: %s", self.name, error)
+            queued = []
+        has_ended = wait_at_close(queued, self.name, self)
+        bounce, self._bounce = self._bounce, None
+        if bounce is not None and has_ended:
+            self._pinned.disown(bounce)
 
     def _move(
         self,
@@ -222,15 +246,17 @@ class CudaMover(ABC):
         host: HostPart,
         part: memoryview,
     ) -> Transfer:
-        with lane.lock, torch.cuda.device(self._device):
+        with lane.lock:
             try:
-                event = start(host)
+                with torch.cuda.device(self._device):
+                    event = start(host)
             except BaseException as error:
                 # What is queued of it would go on, in memory that its owner gives back.
-                wait_to_end(*lane.transfers(self._device))
+                wait_to_end(*all_queued(self._device, *lane.streams))
                 if not isinstance(error, RuntimeError | ValueError):
                     raise
-                raise TransferFailed(f"{self.name} on {self._device}: {error}") from error
+                said = first_line(error)
+                raise TransferFailed(f"{self.name} on {self._device}: {said}") from error
         return EventTransfer(event, self._device, part, host)
 
     def _move_by_bounce(
@@ -266,7 +292,9 @@ class CudaMover(ABC):
             try:
                 memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
-                raise TransferFailed(f"{size_bytes} bytes to page-lock: {error}") from error
+                raise TransferFailed(
+                    f"{size_bytes} bytes to page-lock: {first_line(error)}"
+                ) from error
             self._bounce = self._pinned.adopt(memory)
         return self._bounce.view, self._bounce
 

@@ -25,9 +25,9 @@ from kvstore.client import ArenaRun, BlockLoss, check_rebuilt
 from ..block_pool import BlockPool
 from ..errors import InvalidRequest, TransferFailed
 from .block_list import BlockList
-from .cuda_mover import EventTransfer
+from .cuda_mover import EventTransfer, all_queued
 from .cuda_streams import make_stream, record
-from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
+from .mover import ComputeMark, SectionMover, Transfer, first_line, wait_to_end
 from .rebuild import move_whole, neighbours, require_right
 
 NO_SHARD = -1
@@ -161,8 +161,6 @@ class ShardKernels:
 class GpuRebuilder:
     """A `Rebuilder` for a pool on the kernels' GPU."""
 
-    name = "gpu"
-
     def __init__(self, pool: BlockPool, mover: SectionMover, kernels: ShardKernels) -> None:
         assert pool.block_bytes == kernels.block_bytes, (pool.block_bytes, kernels.block_bytes)
         self._pool = pool.memory
@@ -192,10 +190,14 @@ class GpuRebuilder:
                 rebuilt = self._rebuild(run, keys, losses, blocks, moved)
         except BaseException as error:
             # What is queued of it would go on, in memory that its owner gives back.
-            wait_to_end(*moved, EventTransfer(record(kernels.stream), self._device))
+            under_way = list(moved)
+            try:
+                under_way += all_queued(self._device, kernels.stream)
+            finally:
+                wait_to_end(*under_way)
             if not isinstance(error, RuntimeError):
                 raise
-            raise TransferFailed(f"{self._device} takes no more work: {error}") from error
+            raise TransferFailed(f"rebuild on {self._device}: {first_line(error)}") from error
         return [*moved, rebuilt]
 
     def _rebuild(

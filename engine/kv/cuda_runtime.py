@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import MoverUnavailable, TransferFailed
+from ..errors import DeviceLost, MoverUnavailable, TransferFailed
 
 BATCHES_FROM_VERSION = 13_000
 """cudaMemcpyBatchAsync has another signature before CUDA 13."""
@@ -28,6 +28,12 @@ _ACCESS_IN_STREAM_ORDER = 1
 _PREFER_OVERLAP_WITH_COMPUTE = 1
 _REGISTER_MAPPED = 2
 """cudaHostRegisterMapped: kernels may read and write it too."""
+
+_LOSSES = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721, 911})
+"""Errors of cudaError_t behind which every call gives the same one, until the process ends: of the
+memory (ECC, NVLink, contained), illegal address, time-out, assertion or trap, hardware stack,
+illegal instruction, misaligned address, address space, program counter, failed launch, leaked
+tensor memory, external device."""
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -49,7 +55,7 @@ class _MemcpyAttributes(ctypes.Structure):
 
 class CudaRuntime:
     """Copies return when they are queued in `stream` (an address, as PyTorch's `cuda_stream`).
-    Every call raises TransferFailed with CUDA's own words."""
+    Every call raises TransferFailed with CUDA's own words; DeviceLost if no call will do better."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -139,7 +145,8 @@ class CudaRuntime:
         # Else the next kernel that PyTorch starts would be taken for the one that has failed.
         self._library.cudaGetLastError()
         said = self._library.cudaGetErrorString(status)
-        raise TransferFailed(f"{call}: CUDA error {status} ({said.decode()})")
+        kind = DeviceLost if status in _LOSSES else TransferFailed
+        raise kind(f"{call}: CUDA error {status} ({said.decode()})")
 
 
 @cache

@@ -18,8 +18,9 @@ import numpy as np
 RESERVE_BYTES = 256 << 20
 """Left to everybody else, in the host and in the control group."""
 
-_V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_V2_FILES = ("memory.max", "memory.current")
+_V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2_FILES = ("memory.max", "memory.current", "inactive_file")
+"""Of a group: its limit, what it uses, and the line of memory.stat of what it can do without."""
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 says that there is no limit by a number of about 2^63."""
 
@@ -77,6 +78,20 @@ def missing_bytes(address: int, size_bytes: int) -> int:
     return missing * mmap.PAGESIZE
 
 
+def left_in_group(limit: str, usage: str, stat: str, reclaimable: str) -> int | None:
+    """Bytes until a control group is full, None for one without a limit. The texts are those of its
+    files. Pages of files that nobody has used lately (the line `reclaimable` of memory.stat) are
+    counted as used, and make room without a loss: a node that has just written its segments fills
+    its group with them."""
+    texts = limit.strip(), usage.strip()
+    if not all(text.isdigit() for text in texts) or int(limit) >= _UNLIMITED_BYTES:
+        return None
+    lines = (line.split() for line in stat.splitlines())
+    found = [int(line[1]) for line in lines if len(line) == 2 and line[0] == reclaimable]
+    used_bytes = max(0, int(usage) - sum(found))
+    return max(0, int(limit) - used_bytes)
+
+
 def read_limits(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> LockLimits:
     """What the system says now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -103,12 +118,15 @@ def _read_group_left(proc: Path, groups: Path) -> int | None:
         if controllers and "memory" not in controllers.split(","):
             continue
         root = groups / "memory" if controllers else groups
-        limit, usage = _V1_FILES if controllers else _V2_FILES
+        limit, usage, reclaimable = _V1_FILES if controllers else _V2_FILES
         folder = root / path.lstrip("/")
         for group in (folder, *folder.parents):
-            texts = _read(group / limit).strip(), _read(group / usage).strip()
-            if all(text.isdigit() for text in texts) and int(texts[0]) < _UNLIMITED_BYTES:
-                found.append(max(0, int(texts[0]) - int(texts[1])))
+            stat = _read(group / "memory.stat")
+            left_bytes = left_in_group(
+                _read(group / limit), _read(group / usage), stat, reclaimable
+            )
+            if left_bytes is not None:
+                found.append(left_bytes)
             if group == root:
                 break
     return min(found, default=None)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from ..errors import InvalidRequest, TransferFailed, TransferStuck
+from ..errors import DeviceLost, InvalidRequest, TransferFailed, TransferStuck
 from .block_list import BlockList
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class SectionMover(Protocol):
         """Move a section of some blocks out of the pool."""
 
     def close(self) -> None:
-        """Wait for what is under way and give back what was allocated. May be called again, and
+        """Wait for what is under way and give back what was allocated. What has not ended by a
+        deadline is left behind, with its memory, which the log tells. May be called again, and
         nothing else after it."""
 
 
@@ -106,15 +107,20 @@ ENDED = EndedTransfer()
 def wait_for_compute(mark: ComputeMark) -> None:
     """For who is about to write into memory that another may take away, such as a run of an agent:
     begun behind a long pass a transfer would write when it is somebody else's. From here on it
-    takes milliseconds. A GPU that hangs keeps the calling thread, which waits for it anyway."""
-    if mark is not None:
+    takes milliseconds. A GPU that hangs keeps the calling thread, which waits for it anyway. Raises
+    DeviceLost."""
+    if mark is None:
+        return
+    try:
         mark.synchronize()
+    except RuntimeError as error:
+        raise DeviceLost(f"what was computed before has failed: {first_line(error)}") from error
 
 
 def wait_to_end(*transfers: Transfer) -> None:
     """Wait for all of them, however long it takes, for whoever holds memory that is moved to or
     from: what is let go of before would be written to, or read, when it is somebody else's. Raises
-    TransferFailed, when all have ended, if one has failed."""
+    TransferFailed, when all have ended, if one has failed; DeviceLost, if one tells of that."""
     failure: TransferFailed | None = None
     for transfer in transfers:
         has_ended = False
@@ -125,9 +131,45 @@ def wait_to_end(*transfers: Transfer) -> None:
             except TransferStuck as error:
                 log.error("%s; its blocks stay taken until it has ended", error)
             except TransferFailed as error:
-                failure, has_ended = error, True
+                has_ended = True
+                if not isinstance(failure, DeviceLost):
+                    failure = error
     if failure is not None:
         raise failure
+
+
+left_behind: list[object] = []
+"""What a device or a NIC may still read or write: it lives as long as the process."""
+
+
+def wait_at_close(transfers: Sequence[Transfer], name: str, *keeps: object) -> bool:
+    """Wait for transfers of a mover that is closed, as long as one of them waits; False if some
+    have not ended then. They are left behind, with what they need."""
+    is_late, stuck = False, 0
+    for transfer in transfers:
+        try:
+            # A device that lets one of them hang is not waited for again.
+            if is_late:
+                is_stuck = not transfer.has_ended
+            else:
+                transfer.wait()
+                is_stuck = False
+        except TransferStuck:
+            is_late = is_stuck = True
+        except TransferFailed as error:
+            is_stuck = False
+            log.error("mover %s, at its end: %s", name, error)
+        if is_stuck:
+            stuck += 1
+            left_behind.extend((transfer, *keeps))
+    if stuck:
+        log.error("mover %s: %d transfers have not ended; their memory stays taken", name, stuck)
+    return not stuck
+
+
+def first_line(error: BaseException) -> str:
+    """What CUDA and PyTorch say of an error, without their advice how to debug it."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def check_part(

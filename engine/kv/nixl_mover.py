@@ -8,13 +8,14 @@ is served by the package alone and what needs a NIC are two questions, see `find
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Event, Lock
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,18 +23,28 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import MoverUnavailable, TransferFailed, TransferStuck
-from .cuda_streams import record
-from .mover import ENDED, ComputeMark, Transfer, check_part, wait_to_end
+from ..errors import DeviceLost, MoverUnavailable, TransferFailed
+from .cuda_streams import is_over, record
+from .mover import (
+    ENDED,
+    ComputeMark,
+    Transfer,
+    check_part,
+    first_line,
+    left_behind,
+    wait_at_close,
+    wait_to_end,
+)
+from .nixl_transfer import DEADLINE_S, POLL_S, NixlTransfer, in_words
 from .pinned import address_of
+
+log = logging.getLogger(__name__)
 
 PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
 BACKEND = "UCX"
 ACTIVE_PORT = "4:"
 """How a port's `state` begins (sysfs of RDMA devices)."""
 
-DEADLINE_S = 30.0
-POLL_S = 0.0001
 BOUNCE_BYTES = 4 << 20
 
 _numbers = count()
@@ -48,13 +59,14 @@ def find_gdr_lacks(system: Path = Path("/sys")) -> list[str]:
         lacks.append(f"an RDMA port that is active (of {len(states)} in {system}/class/infiniband)")
     if not (system / "module" / "nvidia_peermem").exists():
         lacks.append("the kernel module nvidia_peermem")
-    if _find_api() is None:
+    if find_api() is None:
         lacks.append(f"one of the packages {', '.join(PACKAGES)}")
     return lacks
 
 
 class NixlMover:
-    """See above. Raises MoverUnavailable without the package or its UCX backend.
+    """See above. Raises MoverUnavailable without the package or its UCX backend, and if that does
+    not take the memory of the pool.
 
     `arena` is registered when the first part of it is moved, and any other that the agent comes
     back with. A part of other memory goes through a small buffer.
@@ -64,19 +76,20 @@ class NixlMover:
     step_bytes = 8 << 20
 
     def __init__(
-        self, pool: BlockPool, layout: BlockLayout, *, arena: Callable[[], memoryview | None]
+        self,
+        pool: BlockPool,
+        layout: BlockLayout,
+        *,
+        arena: Callable[[], memoryview | None],
+        api: ModuleType | None = None,
     ) -> None:
+        """`api`: the package's module of agents; None looks for it."""
         assert pool.block_bytes == layout.block_bytes, (pool.block_bytes, layout)
-        api = _find_api()
+        api = find_api() if api is None else api
         if api is None:
             raise MoverUnavailable(self.name, [f"one of the packages {', '.join(PACKAGES)}"])
-        # Two agents of one name would take each other's memory for their own.
-        self._agent_name = f"cachalot-{next(_numbers)}"
-        self._agent = api.nixl_agent(self._agent_name, api.nixl_agent_config(backends=[BACKEND]))
-        if BACKEND not in self._agent.backends:
-            raise MoverUnavailable(self.name, [f"its backend {BACKEND}"])
         self._arena = arena
-        self._pool_address = pool.memory.data_ptr()
+        self._pool = pool.memory
         self._pool_memory = "DRAM" if pool.is_host else "VRAM"
         self._device_index = 0 if pool.is_host else pool.memory.device.index
         self._block_bytes, self._capacity = pool.block_bytes, pool.capacity_blocks
@@ -84,12 +97,27 @@ class NixlMover:
         self._offsets = [sum(self._widths[:index]) for index in range(len(self._widths))]
         self._lock = Lock()
         """An agent is for one thread at a time."""
-        self._registered = [self._agent.register_memory(pool.memory, backends=[BACKEND])]
-        self._ranges: list[tuple[int, int, memoryview]] = []
+        self._of_pool: list[object] = []
+        """What the package gave for the memory of the pool."""
+        self._ranges: list[_Range] = []
+        self._under_way: set[NixlTransfer] = set()
+        self._is_closed = False
         self._bounce_lock = Lock()
-        size_bytes = max(BOUNCE_BYTES, *self._widths)
-        self._bounce = np.zeros(size_bytes, np.uint8).data
-        self._register(self._bounce)
+        self._bounce = np.zeros(max(BOUNCE_BYTES, *self._widths), np.uint8).data
+        # Two agents of one name would take each other's memory for their own.
+        self._agent_name = f"cachalot-{next(_numbers)}"
+        try:
+            with in_words("an agent"):
+                config = api.nixl_agent_config(backends=[BACKEND])
+                self._agent = api.nixl_agent(self._agent_name, config)
+            if BACKEND not in self._agent.backends:
+                raise MoverUnavailable(self.name, [f"its backend {BACKEND}"])
+            with in_words("the memory of the pool"):
+                self._of_pool.append(self._agent.register_memory(pool.memory, backends=[BACKEND]))
+            self._register(self._bounce)
+        except TransferFailed as error:
+            self._deregister_all()
+            raise MoverUnavailable(self.name, [str(error)]) from error
 
     def mark_compute(self) -> ComputeMark:
         """See SectionMover."""
@@ -120,12 +148,28 @@ class NixlMover:
         return self._move("READ", part, section, block_ids, after)
 
     def close(self) -> None:
-        """See SectionMover. Whoever has a transfer waits for it before."""
+        """See SectionMover. Memory that a NIC may still read or write stays registered."""
         with self._lock:
-            for registered in self._registered:
+            self._is_closed = True
+            under_way = list(self._under_way)
+        if wait_at_close(under_way, self.name, self):
+            with self._lock:
+                self._deregister_all()
+
+    def _deregister_all(self) -> None:
+        ranges, self._ranges = self._ranges, []
+        for one in ranges:
+            self._deregister(one.registered, one.view)
+        while self._of_pool:
+            self._deregister(self._of_pool.pop(), self._pool)
+
+    def _deregister(self, registered: object, memory: object) -> None:
+        try:
+            with in_words("memory that is to be deregistered"):
                 self._agent.deregister_memory(registered, backends=[BACKEND])
-            self._registered.clear()
-            self._ranges.clear()
+        except TransferFailed as error:
+            left_behind.append((self._agent, registered, memory))
+            log.error("%s; it stays registered until the process ends", error)
 
     def _move(
         self,
@@ -140,9 +184,9 @@ class NixlMover:
         if not len(blocks):
             return ENDED
         if after is not None:
-            after.synchronize()
+            _wait_for(after)
         pool = blocks.array.astype(np.uint64) * np.uint64(self._block_bytes)
-        pool += np.uint64(self._pool_address + self._offsets[section])
+        pool += np.uint64(self._pool.data_ptr() + self._offsets[section])
         if self._is_registered(part):
             return self._start(operation, part, width, pool)
         step = self._bounce.nbytes // width
@@ -165,7 +209,8 @@ class NixlMover:
         sizes = np.full(len(pool), width, np.uint64)
         here, there = np.zeros_like(sizes), np.full_like(sizes, self._device_index)
         with self._lock:
-            try:
+            self._check_open()
+            with in_words("a transfer"):
                 handle = self._agent.initialize_xfer(
                     operation,
                     self._agent.get_xfer_descs(np.stack([host, sizes, here], axis=1), "DRAM"),
@@ -175,10 +220,10 @@ class NixlMover:
                     self._agent_name,
                     backends=[BACKEND],
                 )
-                self._agent.transfer(handle)
-            except Exception as error:  # the binding has no base class of its own
-                raise TransferFailed(f"nixl: {error}") from error
-        return _NixlTransfer(self._agent, handle, self._lock, part)
+                transfer = NixlTransfer(self._agent, handle, self._lock, self._under_way, part)
+            # From here on it is the transfer that tells what became of it, also if it cannot begin.
+            transfer.begin()
+        return transfer
 
     def _is_registered(self, part: memoryview) -> bool:
         address = address_of(part)
@@ -188,71 +233,64 @@ class NixlMover:
         if arena is not None:
             start = address_of(arena)
             if start <= address and address + part.nbytes <= start + arena.nbytes:
-                self._register(arena)
+                with self._lock:
+                    self._check_open()
+                    self._drop_other_arenas()
+                    self._register(arena)
         return self._is_in_range(address, part.nbytes)
 
     def _is_in_range(self, address: int, size_bytes: int) -> bool:
         return any(
-            start <= address and address + size_bytes <= end for start, end, _ in self._ranges
+            one.start <= address and address + size_bytes <= one.start + one.view.nbytes
+            for one in list(self._ranges)
         )
 
+    def _drop_other_arenas(self) -> None:
+        """An agent that came back has another one; the pages of the one before are held until it is
+        deregistered. Not beside a transfer, which may be in it: then by the next one, or at the
+        end. With the lock held."""
+        if self._under_way:
+            return
+        arenas = [one for one in self._ranges if one.view is not self._bounce]
+        self._ranges = [one for one in self._ranges if one.view is self._bounce]
+        for one in arenas:
+            self._deregister(one.registered, one.view)
+
     def _register(self, memory: memoryview) -> None:
+        """With the lock held, once the mover is made."""
         start = address_of(memory)
         described = [(start, memory.nbytes, 0, "")]
-        with self._lock:
+        with in_words(f"{memory.nbytes} bytes of the host"):
             registered = self._agent.register_memory(described, "DRAM", backends=[BACKEND])
-            self._registered.append(registered)
-            self._ranges.append((start, start + memory.nbytes, memory))
+        self._ranges.append(_Range(start, memory, registered))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TransferFailed("nixl: the mover is closed")
 
 
-class _Transfers(Protocol):
-    """What is asked of NIXL's agent about a transfer."""
+class _Range(NamedTuple):
+    """Registered memory of the host. The view keeps it mapped as long as it is."""
 
-    def check_xfer_state(self, handle: object) -> str:
-        """PROC, DONE or ERR."""
-
-    def release_xfer_handle(self, handle: object) -> None:
-        """It has ended."""
+    start: int
+    view: memoryview
+    registered: object
 
 
-class _NixlTransfer:
-    """A `Transfer` that NIXL is asked about."""
-
-    def __init__(self, agent: _Transfers, handle: object, lock: Lock, part: memoryview) -> None:
-        self._agent = agent
-        self._handle = handle
-        self._lock = lock
-        self._part: memoryview | None = part
-        self._state = "PROC"
-
-    @property
-    def has_ended(self) -> bool:
-        """See Transfer."""
-        with self._lock:
-            if self._state == "PROC":
-                self._state = self._agent.check_xfer_state(self._handle)
-                if self._state != "PROC":
-                    self._agent.release_xfer_handle(self._handle)
-                    self._part = None
-        if self._state not in ("PROC", "DONE"):
-            raise TransferFailed(f"nixl: a transfer ended as {self._state}")
-        return self._state == "DONE"
-
-    def wait(self) -> None:
-        """See Transfer."""
-        pause = Event()
+def _wait_for(mark: ComputeMark) -> None:
+    """No NIC knows of the streams of a GPU: the calling thread waits. Raises TransferFailed."""
+    pause = Event()
+    try:
         for _ in range(round(DEADLINE_S / POLL_S)):
-            if self.has_ended:
+            if mark is None or is_over(mark):
                 return
             pause.wait(POLL_S)
-        raise TransferStuck(f"a transfer of nixl has not ended for {DEADLINE_S:.0f} s")
-
-    def order_compute(self) -> None:
-        """The calling thread waits: no stream of a GPU knows of a NIC."""
-        self.wait()
+    except RuntimeError as error:
+        raise DeviceLost(f"what was computed before has failed: {first_line(error)}") from error
+    raise TransferFailed(f"what is computed before has not ended for {DEADLINE_S:.0f} s")
 
 
-def _find_api() -> ModuleType | None:
+def find_api() -> ModuleType | None:
     """The package's module of agents, None if there is none."""
     for name in PACKAGES:
         try:

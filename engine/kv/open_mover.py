@@ -1,4 +1,4 @@
-"""Opens the mover of one engine: pins the arena, makes what this machine can do, measures, chooses.
+"""Opens the mover of one engine: pins the arena, lists the ways of this machine, takes the fastest.
 
 Kept apart from the choice itself (`choose_mover`) and from the ways (`*_mover`).
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from kvstore.layout import BlockLayout
 from ..block_pool import BlockPool
 from ..errors import ArenaNotPinned, MoverUnavailable
 from .batched_mover import BatchedMover
-from .choose_mover import BLOCKS, NEAR, MoverRate, choose_mover, measure, measure_movers
+from .choose_mover import BLOCKS, NEAR, ChosenMover, MoverRate, make_fastest, measure
 from .cuda_runtime import open_runtime
 from .gather_mover import GatherMover
 from .memcpy_mover import MemcpyMover
-from .mover import SectionMover
+from .mover import SectionMover, first_line
 from .nixl_mover import NixlMover, find_gdr_lacks
 from .per_block_mover import PerBlockMover
 from .pinned import ArenaPin, PinnedMemory
@@ -77,8 +78,7 @@ def open_mover(
         yield OpenedMover(mover=MemcpyMover(pool, layout))
         return
     with ExitStack() as stack:
-        runtime = open_runtime()
-        pinned = PinnedMemory(runtime, pool.memory.device)
+        pinned = PinnedMemory(open_runtime(), pool.memory.device)
         stack.callback(pinned.close)
         pin = ArenaPin(arena, pinned, clock=clock)
         stack.callback(pin.close)
@@ -88,42 +88,63 @@ def open_mover(
             if must_pin:
                 raise
             log.warning("%s; blocks go through a small buffer", error)
-        movers, problems = _make_movers(pool, layout, pinned, arena)
-        # Of zeros: what is measured with leaves its bytes in blocks of the pool.
-        scratch = torch.zeros(
-            min(BLOCKS, pool.capacity_blocks) * layout.block_bytes,
-            dtype=torch.uint8,
-            pin_memory=True,
+        chosen = _find_mover(pool, layout, pinned, arena, clock)
+        stack.callback(chosen.mover.close)
+        # Staging of movers that were only measured: others may have the memory.
+        torch.cuda.empty_cache()
+        opened = OpenedMover(
+            mover=chosen.mover, rates=chosen.rates, problems=chosen.problems, pin=pin
         )
-        pinned.adopt(scratch)
-        widths, part = [section.bytes for section in layout.sections], scratch.numpy().data
-        rates, failed = measure_movers(movers, pool, widths, part, clock=clock)
-        problems |= failed
-        if not rates:
-            raise MoverUnavailable(
-                "for a GPU", [f"{name}: {why}" for name, why in problems.items()]
-            )
-        name = choose_mover(rates)
-        if name == StagedMover.name:
-            _choose_rows(movers[name], pool, widths, part, clock)
-        for other, mover in movers.items():
-            if other != name:
-                mover.close()
-        stack.callback(movers[name].close)
-        opened = OpenedMover(mover=movers[name], rates=tuple(rates), problems=problems, pin=pin)
-        log.info("blocks move by %s: %s", name, opened.describe())
+        log.info("blocks move by %s: %s", chosen.mover.name, opened.describe())
         yield opened
 
 
+def _find_mover(
+    pool: BlockPool,
+    layout: BlockLayout,
+    pinned: PinnedMemory,
+    arena: Callable[[], memoryview | None],
+    clock: Callable[[], float],
+) -> ChosenMover:
+    """The fastest of this machine's. Raises MoverUnavailable. Of what is allocated to measure, and
+    of movers that are not chosen, nothing is left when it returns."""
+    makers, problems = _list_makers(pool, layout, pinned, arena)
+    widths = [section.bytes for section in layout.sections]
+    with _lend_scratch(min(BLOCKS, pool.capacity_blocks) * layout.block_bytes, pinned) as part:
+        chosen = make_fastest(makers, pool, widths, part, clock=clock)
+        try:
+            if isinstance(chosen.mover, StagedMover):
+                _choose_rows(chosen.mover, pool, widths, part, clock)
+        except BaseException:
+            chosen.mover.close()
+            raise
+    return replace(chosen, problems=problems | chosen.problems)
+
+
+@contextmanager
+def _lend_scratch(size_bytes: int, pinned: PinnedMemory) -> Iterator[memoryview]:
+    """Page-locked memory for a while. Raises MoverUnavailable."""
+    try:
+        # Of zeros: what is measured with leaves its bytes in blocks of the pool.
+        memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        lack = f"{size_bytes} bytes to page-lock, to measure with: {first_line(error)}"
+        raise MoverUnavailable("for a GPU", [lack]) from error
+    scratch = pinned.adopt(memory)
+    try:
+        yield scratch.view
+    finally:
+        pinned.disown(scratch)
+
+
 def _choose_rows(
-    mover: SectionMover,
+    mover: StagedMover,
     pool: BlockPool,
     widths: list[int],
     arena: memoryview,
     clock: Callable[[], float],
 ) -> None:
     """Whether blocks that lie together are better copied as rows: by the same measure."""
-    assert isinstance(mover, StagedMover)
     ids = sorted(pool.allocate(min(BLOCKS, pool.free_blocks)))
     rates = []
     try:
@@ -140,34 +161,29 @@ def _choose_rows(
     )
 
 
-def _make_movers(
+def _list_makers(
     pool: BlockPool,
     layout: BlockLayout,
     pinned: PinnedMemory,
     arena: Callable[[], memoryview | None],
-) -> tuple[dict[str, SectionMover], dict[str, str]]:
-    """Those that can be made here, the ones that are preferred among equals first."""
+) -> tuple[dict[str, Callable[[], SectionMover]], dict[str, str]]:
+    """What makes those that this machine may have, the ones that are preferred among equals first;
+    and why it cannot have the others."""
     runtime, kernels = open_runtime(), find_kernels()
-    movers: dict[str, SectionMover] = {}
+    shared: dict[str, Any] = {"pool": pool, "layout": layout, "pinned": pinned, "runtime": runtime}
+    makers: dict[str, Callable[[], SectionMover]] = {
+        StagedMover.name: partial(StagedMover, **shared, kernels=kernels),
+        GatherMover.name: partial(GatherMover, **shared, kernels=kernels),
+        BatchedMover.name: partial(BatchedMover, **shared),
+        PerBlockMover.name: partial(PerBlockMover, **shared),
+        NixlMover.name: partial(NixlMover, pool, layout, arena=arena),
+    }
     problems: dict[str, str] = {}
-    movers["staged"] = StagedMover(pool, layout, pinned=pinned, runtime=runtime, kernels=kernels)
-    if kernels.is_compiled:
-        movers["gather"] = GatherMover(
-            pool, layout, pinned=pinned, runtime=runtime, kernels=kernels
-        )
-    else:
-        problems["gather"] = "TileLang is not installed"
-    try:
-        movers["batched"] = BatchedMover(pool, layout, pinned=pinned, runtime=runtime)
-    except MoverUnavailable as error:
-        problems["batched"] = str(error)
-    movers["per_block"] = PerBlockMover(pool, layout, pinned=pinned, runtime=runtime)
+    if not kernels.is_compiled:
+        problems[GatherMover.name] = "TileLang is not installed"
     lacks = find_gdr_lacks()
     if lacks:
-        problems["nixl"] = "it lacks " + "; ".join(lacks)
-    else:
-        try:
-            movers["nixl"] = NixlMover(pool, layout, arena=arena)
-        except MoverUnavailable as error:
-            problems["nixl"] = str(error)
-    return movers, problems
+        problems[NixlMover.name] = "it lacks " + "; ".join(lacks)
+    for name in problems:
+        del makers[name]
+    return makers, problems

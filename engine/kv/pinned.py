@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
@@ -16,9 +17,10 @@ from threading import Condition, Lock, Thread
 import numpy as np
 import torch
 
-from ..errors import ArenaNotPinned, TransferFailed
+from ..errors import ArenaNotPinned, DeviceLost, TransferFailed, TransferStuck
 from .cuda_runtime import CudaRuntime
 from .lock_limits import LockLimits, find_lack, missing_bytes, read_limits
+from .mover import first_line, left_behind
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ RETRY_S = 30.0
 
 USERS_DEADLINE_S = 60.0
 """Longest time that pages stay locked for a call that is starting a transfer."""
+
+DEVICE_DEADLINE_S = 30.0
+"""Longest time that pages stay locked for what a device has been given to do: it takes
+milliseconds."""
 
 
 def address_of(part: memoryview) -> int:
@@ -67,7 +73,14 @@ class PinnedRange:
 class PinnedMemory:
     """The page-locked ranges of one process, for one device. May be used by several threads."""
 
-    def __init__(self, runtime: CudaRuntime, device: torch.device) -> None:
+    def __init__(
+        self,
+        runtime: CudaRuntime,
+        device: torch.device,
+        *,
+        device_deadline_s: float = DEVICE_DEADLINE_S,
+    ) -> None:
+        self._device_deadline_s = device_deadline_s
         self.on_miss: Callable[[], None] = lambda: None
         """Called when a transfer found that its part is not page-locked. Must be short."""
         self._runtime = runtime
@@ -91,12 +104,24 @@ class PinnedMemory:
         the end of the process, and not used either."""
         with self._changed:
             self._ranges.remove(old)
-            self._changed.wait_for(lambda: old.users == 0, USERS_DEADLINE_S)
-            assert old.users == 0, "a transfer is being started for a minute"
-        # What was started before may still run.
-        self._runtime.synchronize(self._device)
-        if old.is_registered:
-            self._runtime.unregister(old.start)
+            is_unused = self._changed.wait_for(lambda: old.users == 0, USERS_DEADLINE_S)
+        try:
+            if not is_unused:
+                raise TransferStuck("a transfer is being started for a minute")
+            # What was started before may still run.
+            self._wait_for_device()
+            if old.is_registered:
+                self._runtime.unregister(old.start)
+        except TransferFailed:
+            left_behind.append(old)
+            raise
+
+    def disown(self, old: PinnedRange) -> None:
+        """Let go of memory of PyTorch's that was adopted and that nothing uses any more."""
+        assert not old.is_registered
+        with self._changed:
+            if old in self._ranges:
+                self._ranges.remove(old)
 
     @contextmanager
     def use(self, address: int, size_bytes: int) -> Iterator[PinnedRange | None]:
@@ -117,13 +142,42 @@ class PinnedMemory:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Unlock everything; nothing uses it any more. May be called again."""
+        """Unlock everything; nothing uses it any more. What a device that hangs or is lost keeps
+        locked is left behind, which the log tells. May be called again."""
         with self._changed:
             ranges, self._ranges = self._ranges, []
-        self._runtime.synchronize(self._device)
-        for one in ranges:
-            if one.is_registered:
-                self._runtime.unregister(one.start)
+        try:
+            self._wait_for_device()
+            while ranges:
+                if ranges[-1].is_registered:
+                    self._runtime.unregister(ranges[-1].start)
+                ranges.pop()
+        except TransferFailed as error:
+            left_behind.extend(ranges)
+            size_bytes = sum(one.view.nbytes for one in ranges)
+            log.error("%d bytes stay page-locked until the process ends: %s", size_bytes, error)
+
+    def _wait_for_device(self) -> None:
+        """Until all has been done that is queued by now. Raises TransferStuck, TransferFailed."""
+        outcome: Future[None] = Future()
+
+        def wait() -> None:
+            try:
+                self._runtime.synchronize(self._device)
+            except TransferFailed as error:
+                outcome.set_exception(error)
+            except RuntimeError as error:  # PyTorch's, of a device that is lost
+                outcome.set_exception(DeviceLost(f"{self._device}: {first_line(error)}"))
+            else:
+                outcome.set_result(None)
+
+        # CUDA's own wait has no deadline.
+        Thread(target=wait, name="device-wait", daemon=True).start()
+        try:
+            outcome.result(self._device_deadline_s)
+        except TimeoutError:
+            waited_s = self._device_deadline_s
+            raise TransferStuck(f"{self._device} has not ended for {waited_s:.0f} s") from None
 
     def _add(self, new: PinnedRange) -> PinnedRange:
         with self._changed:
@@ -188,6 +242,8 @@ class ArenaPin:
         self._memory.on_miss = lambda: None
         if self._again is not None:
             self._again.join(USERS_DEADLINE_S)
+            if self._again.is_alive():
+                log.error("the arena is still being page-locked; that thread is left behind")
 
     def _pin(self, view: memoryview) -> None:
         start_s = self._clock()

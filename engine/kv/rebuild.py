@@ -10,22 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvstore.client import ArenaRun, BlockLoss, rebuild_in_run
+from kvstore.client import ArenaRun, BlockLoss
 
-from ..errors import TransferFailed
+from ..errors import RebuiltWrong
 from .block_list import BlockList
 from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
 
 
-class RebuiltWrong(TransferFailed):
-    """A block that was rebuilt is not what was stored: a node lies about its shard."""
-
-
 class Rebuilder(Protocol):
     """Brings blocks of one pool's layout. Called by the thread that moves sections."""
-
-    name: str
-    """What people call it: "cpu" or "gpu"."""
 
     def takes(self, k: int, m: int) -> bool:
         """Whether it can rebuild blocks of this code."""
@@ -87,29 +80,3 @@ def require_right(are_right: Sequence[bool], losses: Sequence[BlockLoss]) -> Non
                 f"block {loss.block} of the run, rebuilt without its shards {loss.missing}, is not "
                 "what was stored: a node has sent wrong bytes with a checksum that fits them"
             )
-
-
-class HostRebuilder:
-    """A `Rebuilder` by the CPU: in the run, before its sections are moved, whatever moves them."""
-
-    name = "cpu"
-
-    def __init__(self, mover: SectionMover) -> None:
-        self._mover = mover
-
-    def takes(self, k: int, m: int) -> bool:
-        """See Rebuilder: any."""
-        return True
-
-    def bring(
-        self,
-        run: ArenaRun,
-        keys: Sequence[bytes],
-        losses: Sequence[BlockLoss],
-        blocks: BlockList,
-        *,
-        after: ComputeMark = None,
-    ) -> Sequence[Transfer]:
-        """See Rebuilder."""
-        require_right(rebuild_in_run(run.memory, keys, losses), losses)
-        return move_whole(self._mover, run, losses, blocks, after)

@@ -21,7 +21,7 @@ from kvstore.key import Namespace
 from ..block_pool import BlockPool
 from ..errors import InvalidRequest
 from ..store_faults import STORE_ERRORS
-from .mover import SectionMover
+from .mover import SectionMover, first_line
 from .rebuild import Rebuilder
 
 if TYPE_CHECKING:
@@ -60,26 +60,18 @@ def find_rebuilder(
     """
     if pool.memory.device.type != "cuda":
         return None
-    try:
-        # Which code the cluster has, a run with room for its parity tells.
-        run = client.lease_run(namespace, 1, has_parity_room=True)
-    except STORE_ERRORS as error:
-        log.warning("lost shards are rebuilt by the agent, which does not answer: %s", error)
-        return None
-    if run is None:
-        return None
-    with run:
-        code = run.layout.code
+    code = _find_code(client, namespace)
     if code is None:
         return None
+    k, m = code
     try:
         # Here: what it needs is an optional package.
         from .cuda_rebuild import GpuRebuilder, ShardKernels
 
-        kernels = ShardKernels(pool.device, pool.block_bytes, k=code.k, m=code.m)
+        kernels = ShardKernels(pool.device, pool.block_bytes, k=k, m=m)
         times = measure(kernels, MEASURED_BLOCKS, clock=clock)
     except (ImportError, InvalidRequest, RuntimeError) as error:
-        log.warning("lost shards are rebuilt by the agent: %s", error)
+        log.warning("lost shards are rebuilt by the agent: %s", first_line(error))
         return None
     is_reader = choose_is_reader(times)
     log.info(
@@ -90,6 +82,19 @@ def find_rebuilder(
         "engine" if is_reader else "agent",
     )
     return GpuRebuilder(pool, mover, kernels) if is_reader else None
+
+
+def _find_code(client: BlockingAgentClient, namespace: Namespace) -> tuple[int, int] | None:
+    """k and m of the cluster: a run with room for its parity tells. None without an agent."""
+    try:
+        run = client.lease_run(namespace, 1, has_parity_room=True)
+    except STORE_ERRORS as error:
+        log.warning("lost shards are rebuilt by the agent, which does not answer: %s", error)
+        return None
+    if run is None:
+        return None
+    with run:
+        return run.layout.code
 
 
 def measure(kernels: ShardKernels, blocks: int, *, clock: Callable[[], float]) -> RebuildTimes:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..layout import KVGeometry
 from ..paged_kv import PagedKV
 from .llama_config import LlamaConfig
 
@@ -49,9 +48,7 @@ class LlamaModel:
     ) -> None:
         assert len(layers) == config.layers, (len(layers), config.layers)
         self.config = config
-        self.geometry = KVGeometry(
-            layers=config.layers, kv_heads=config.kv_heads, head_dim=config.head_dim
-        )
+        self.geometry = config.geometry
         self.compute_dtype = output_VE.dtype
         self._embedding_VE = embedding_VE
         self._layers = layers

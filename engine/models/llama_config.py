@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..layout import KVGeometry
 from .gguf_file import GgufFile
 
 ARCHITECTURE = "llama"
@@ -29,6 +30,11 @@ class LlamaConfig:
     @property
     def kv_rows(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Of its KV cache."""
+        return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     def problems(self) -> list[str]:
         """Every rule these sizes break, in words; empty if there is none."""

@@ -5,6 +5,7 @@ are still to be saved (`make_room`); never otherwise. A block waiting here keeps
 pool through a reference.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ from ..errors import EngineClosed
 from ..kv.mover import ComputeMark
 from ..save_receipt import SaveReceipt
 from ..store_faults import StoreFaults
+
+log = logging.getLogger(__name__)
+
+END_S = 10.0
+"""For a thread that has nothing to do to find out that it is to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -185,8 +191,11 @@ class ThreadedSink(ABC):
             self._is_closed = True
             self._changed.notify_all()
             is_idle = not self._is_saving
-        if is_idle:
-            self._thread.join()
+        self._thread.join(END_S if is_idle else 0.0)
+        if self._thread.is_alive():
+            log.error(
+                "the saving thread is left behind: a save has not ended, and keeps its blocks"
+            )
         return is_flushed
 
     def _check(self, operation: str) -> None:

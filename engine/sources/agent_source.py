@@ -19,10 +19,10 @@ from kvstore.layout import BLOCK_TOKENS, BlockLayout
 from kvstore.policy import HitPlan
 
 from ..block_pool import BlockPool
-from ..errors import TransferFailed
+from ..errors import RebuiltWrong, TransferFailed
 from ..kv.memcpy_mover import MemcpyMover
 from ..kv.mover import SectionMover
-from ..kv.rebuild import Rebuilder, RebuiltWrong
+from ..kv.rebuild import Rebuilder
 from ..kv.rebuild_choice import find_rebuilder
 from ..store_faults import STORE_ERRORS, StoreFaults
 from ..work_threads import WorkThreads

@@ -8,7 +8,6 @@ The tensor library is loaded after the arguments have been read.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +18,10 @@ from kvstore.errors import StoreError
 from kvstore.identity import check_package_identity
 
 from ..errors import EngineError, describe_in_one_line
-from ..threads import prepare_environment, set_thread_count
+from ..scheduler.cost import read_cost
+from ..threads import prepare_environment
 from .address import parse_address
-from .options import Role, WorkerOptions, choose_threads, parse_memory_bytes
+from .options import Role, WorkerOptions, parse_memory_bytes
 
 NAME = "cachalot engine"
 USER_ERROR = 2
@@ -138,7 +138,8 @@ def engine(
         sequences=sequences,
         queue=queue,
         step_budget_s=step_budget,
-        cost=cost,
+        cost=None if cost is None else read_cost(cost),
+        threads=threads,
         device=device,
         must_pin=must_pin,
         grace_s=grace,
@@ -146,11 +147,9 @@ def engine(
         is_log_json=is_log_json,
     )
     prepare_environment()
-    # Only now: the tensor library reads the environment when it is loaded.
-    from .main import measure_model, run_worker
+    # Only now: it brings libraries that look at the environment.
+    from .main import run_worker
 
-    cores = len(os.sched_getaffinity(0))
-    set_thread_count(choose_threads(threads, measure_model(model), cores))
     raise typer.Exit(run_worker(options))
 
 

@@ -14,7 +14,7 @@ from ..kv.open_mover import OpenedMover, open_mover
 from ..llm_engine import LLMEngine
 from ..load import PoolMemory, load_runner
 from ..model_runner import ModelRunner
-from ..scheduler.cost import DEFAULT_COST, read_cost
+from ..scheduler.cost import DEFAULT_COST
 from ..sinks.agent_sink import AgentSink
 from ..sources.agent_source import AgentSource
 from ..store_faults import StoreFaults
@@ -114,11 +114,11 @@ def choose_pool(options: WorkerOptions) -> int | PoolMemory:
 
 
 def choose_config(options: WorkerOptions) -> EngineConfig:
-    """The bounds of the engine. Raises InvalidRequest for a cost that cannot be read."""
+    """The bounds of the engine."""
     config = EngineConfig(
         sequences_max=options.sequences,
         queue_requests_max=options.queue,
-        cost=DEFAULT_COST if options.cost is None else read_cost(options.cost),
+        cost=options.cost or DEFAULT_COST,
     )
     if options.step_budget_s is None:
         return config

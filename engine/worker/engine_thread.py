@@ -16,7 +16,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..errors import EngineBusy, InvalidRequest
+import torch
+
+from ..errors import DeviceLost, EngineBusy, InvalidRequest
+from ..kv.mover import first_line
 from ..llm_engine import LLMEngine
 from ..request import Request, TokenEvent
 from ..request_checks import PreparedRequest, prepare_request
@@ -118,6 +121,8 @@ class EngineThread:
                 self._turn()
                 deliveries, self._deliveries = self._deliveries, []
                 post(deliveries)
+        except torch.AcceleratorError as fault:
+            error = DeviceLost(f"the device has failed: {first_line(fault)}")
         except BaseException as fault:
             error = fault
         self._on_end(error)

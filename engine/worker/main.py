@@ -16,28 +16,32 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from contextlib import ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.event_log import set_up_logging
 from kvstore.metrics.server import MetricsServer
-from kvstore.socket_file import SocketFile
+from kvstore.socket_file import check_socket_path
 
-from ..errors import EngineError, InvalidRequest, reason_of
+from ..errors import DeviceLost, EngineError, InvalidRequest, MissingModel
 from ..garbage import freeze_loaded_objects
+from ..model_identity import identity_of
+from ..threads import set_threads_for
 from .address import WorkerAddress
-from .assembly import WorkerEngine, open_engine
-from .engine_thread import EngineThread
+from .listening import Listening, listen
 from .metric_table import ENGINE_TABLE
 from .options import Role, WorkerOptions
 from .outbox import LoopOutbox
 from .server import WorkerServer
+
+if TYPE_CHECKING:
+    from .assembly import WorkerEngine
+    from .engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +51,6 @@ client, which runs it again."""
 LAST_ANSWERS_S = 5.0
 STOP_DEADLINE_S = 5.0
 STATUS_DEADLINE_S = 1.0
-LISTEN_BACKLOG = 1024
-LOST_HOST_S = 60
-"""A TCP client from whose host nothing comes for so long is gone."""
-PROBES = 4
 
 
 class WorkerFailed(EngineError):
@@ -76,16 +76,6 @@ class _Stop:
         self.at_once.set()
 
 
-def measure_model(path: Path) -> int:
-    """Bytes of the model's files, 0 if there are none that can be looked at."""
-    try:
-        if path.is_dir():
-            return sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        return path.stat().st_size
-    except OSError:
-        return 0  # what is wrong with it is said when it is loaded
-
-
 def run_worker(options: WorkerOptions) -> int:
     """Runs a worker; returns the exit code of the process.
 
@@ -96,12 +86,17 @@ def run_worker(options: WorkerOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop_at_once)
     with ExitStack() as stack:
-        # Before the model is loaded, which takes a while: a socket that is taken is said at once.
-        listening = stack.enter_context(_listen(options.listen))
+        # Before the tensor library and the model, which take a while: what can be wrong with the
+        # options is said at once.
+        listening = stack.enter_context(listen(options.listen))
         metrics = None
         if options.metrics is not None:
             server = MetricsServer.listen("--metrics", options.metrics, ENGINE_TABLE)
             metrics = stack.enter_context(server)
+        _check_paths(options)
+        from .assembly import open_engine
+
+        set_threads_for(options.model, options.threads)
         engine = stack.enter_context(open_engine(options, clock=time.monotonic))
         freeze_loaded_objects()
         with asyncio.Runner() as runner:
@@ -112,60 +107,35 @@ def run_worker(options: WorkerOptions) -> int:
     return 0
 
 
+def _check_paths(options: WorkerOptions) -> None:
+    """That model and agent could be there. Raises MissingModel, InvalidRequest, InvalidArgument."""
+    if not options.model.exists():
+        raise MissingModel(options.model, "there is no such file or folder")
+    if options.agent is None:
+        return
+    check_socket_path(options.agent, "--agent")
+    # One that is not there yet may come: the worker computes everything until then.
+    if options.agent.exists() and not stat.S_ISSOCK(options.agent.stat().st_mode):
+        raise InvalidRequest(
+            "--agent",
+            given=f"{options.agent}, which is no socket",
+            expected="the socket of this host's agent",
+        )
+
+
 def _stop_at_once(number: int, _frame: object) -> NoReturn:
     """Before it serves, a worker has nothing to finish."""
     raise SystemExit(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listening:
-    listener: socket.socket
-    note_serving: Callable[[], None]
-    """To be called once it serves."""
-
-
-@contextmanager
-def _listen(address: WorkerAddress) -> Iterator[_Listening]:
-    """A listening socket; a Unix socket is of this user only, and locked."""
-    if address.path is not None:
-        with SocketFile(address.path, os.getpid(), option="--listen", noun="engine") as file:
-            yield _Listening(file.listener, file.keep_lock)
-        return
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    place = (address.host, address.port)
-    try:
-        made = socket.create_server(place, family=family, backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        raise InvalidRequest(
-            "--listen",
-            given=f"{address}: {reason_of(error)}",
-            expected="an address of this host, and a port that nobody listens on",
-        ) from error
-    with made as listener:
-        listener.setblocking(False)
-        _notice_lost_hosts(listener)
-        yield _Listening(listener, lambda: None)
-
-
-def _notice_lost_hosts(listener: socket.socket) -> None:
-    """Its connections inherit this: a client whose host has vanished says nothing, and would have
-    its whole answer computed."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, LOST_HOST_S // PROBES),
-        (socket.TCP_KEEPINTVL, LOST_HOST_S // PROBES),
-        (socket.TCP_KEEPCNT, PROBES - 1),
-        (socket.TCP_USER_TIMEOUT, LOST_HOST_S * 1000),
-    ):
-        listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 async def _serve(
     options: WorkerOptions,
     engine: WorkerEngine,
-    listening: _Listening,
+    listening: Listening,
     metrics: MetricsServer | None,
 ) -> None:
+    from .engine_thread import EngineThread
+
     loop = asyncio.get_running_loop()
     stop = _Stop(loop)
     fault: asyncio.Future[None] = loop.create_future()
@@ -176,7 +146,14 @@ async def _serve(
         ends_after_prefill=options.role is Role.PREFILL,
         on_end=lambda error: _note_end(loop, fault, error),
     )
-    describe = partial(_describe, options, engine, thread, since_s=time.monotonic())
+    describe = partial(
+        _describe,
+        options,
+        engine,
+        thread,
+        model=_describe_model(options, engine),
+        since_s=time.monotonic(),
+    )
     server = WorkerServer(thread, describe=describe)
     thread.start(LoopOutbox(loop, server.deliver).post)
     read_status = partial(_read_status, loop, server)
@@ -230,14 +207,16 @@ def _note_end(
     """The engine's thread ends, in that thread."""
     if error is None:
         return
-    log.error("the engine has failed", exc_info=error)
+    # Of a lost device the traceback ends at whatever call was the first to meet it.
+    log.error("the engine has failed", exc_info=None if isinstance(error, DeviceLost) else error)
     if not loop.is_closed():
         loop.call_soon_threadsafe(_fail, fault, error)
 
 
 def _fail(fault: asyncio.Future[None], error: BaseException) -> None:
     if not fault.done():
-        fault.set_exception(WorkerFailed(f"the worker has failed: {error!r}"))
+        said = str(error) if isinstance(error, EngineError) else repr(error)
+        fault.set_exception(WorkerFailed(f"the worker has failed: {said}"))
 
 
 def _end_by_fault(
@@ -264,16 +243,30 @@ def _read_status(loop: asyncio.AbstractEventLoop, server: WorkerServer) -> dict[
         asked.cancel()
 
 
+def _describe_model(options: WorkerOptions, engine: WorkerEngine) -> dict[str, str]:
+    """Which model it serves, and in which namespace its blocks are."""
+    namespace = engine.engine.runner.namespace
+    identity = identity_of(namespace, options.model)
+    return identity.to_document() | {"namespace": namespace.namespace_id.hex()}
+
+
 def _describe(
-    options: WorkerOptions, engine: WorkerEngine, thread: EngineThread, *, since_s: float
+    options: WorkerOptions,
+    engine: WorkerEngine,
+    thread: EngineThread,
+    *,
+    model: dict[str, str],
+    since_s: float,
 ) -> dict[str, Any]:
     """The worker's part of the status document. `since_s`: when it began to serve."""
     own = {
         "name": options.name,
         "role": options.role.value,
+        "model": model,
         "pid": os.getpid(),
         "uptime_s": round(time.monotonic() - since_s, 3),
         "store_errors": engine.faults.count,
+        "transfer_errors": engine.faults.transfers,
         "blocks_move": None if engine.mover is None else engine.mover.describe(),
     }
     return own | thread.describe()

@@ -174,6 +174,12 @@ SAVE_METRICS = (
         "Errors of the agent, for whatever was asked of it.",
         at("store_errors"),
     ),
+    _make.counter(
+        "transfer_errors",
+        "errors",
+        "Errors of the GPU while blocks were moved into the pool or out of it.",
+        at("transfer_errors"),
+    ),
 )
 
 HANDOVER_METRICS = (

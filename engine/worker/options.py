@@ -8,11 +8,10 @@ from enum import Enum
 from pathlib import Path
 
 from ..errors import InvalidRequest
+from ..scheduler.cost import PrefillCost
 from .address import WorkerAddress
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-SMALL_MODEL_BYTES = 512 << 20
-"""The products of a smaller model are too short for threads to be worth their wake-ups."""
 MEMORY_BYTES_MIN = 1 << 20
 
 
@@ -43,7 +42,9 @@ class WorkerOptions:
     sequences: int = 16
     queue: int = 64
     step_budget_s: float | None = None
-    cost: Path | None = None
+    cost: PrefillCost | None = None
+    threads: int | None = None
+    """Of the CPU; None for as many as a model of this size has use for."""
     device: str = "cpu"
     must_pin: bool = False
     """With a GPU: an arena that cannot be page-locked is an error, not just slow."""
@@ -65,14 +66,6 @@ class WorkerOptions:
         if self.pool_bytes is not None and self.pool_bytes < MEMORY_BYTES_MIN:
             given = f"{self.pool_bytes} bytes"
             raise InvalidRequest("--pool-memory", given=given, expected="1MiB or more")
-
-
-def choose_threads(wanted: int | None, model_bytes: int, cores: int) -> int:
-    """Threads of the tensor library: what was asked for; else one for a small model and one a core
-    for others."""
-    if wanted is not None:
-        return wanted
-    return 1 if model_bytes < SMALL_MODEL_BYTES else cores
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

@@ -41,14 +41,13 @@ EXACT_FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=tr
 """Of nvcc: no contraction into fused multiply-adds, no flush to zero, IEEE division. Kernels here
 give the bits of their references, and none of them is bound by arithmetic."""
 
-_compiling = Lock()
+_looking_up, _compiling = Lock(), Lock()
 
 
 class NoCudaDevice(RuntimeError):
     """A kernel was to be compiled to run, and there is no CUDA device."""
 
 
-@lru_cache(maxsize=KERNELS_MAX)
 def launcher(
     make_program: Callable[..., Program], *sizes: Hashable, device_index: int = 0
 ) -> Launcher:
@@ -56,23 +55,47 @@ def launcher(
 
     `make_program` is a function of a module (it is the key, with the sizes). The first call takes
     about 4 s (nvcc), or 0.2 s where an earlier process left the kernel in the cache folder; a later
-    one a dictionary look-up. Raises NoCudaDevice.
+    one a dictionary look-up. Threads that ask meanwhile wait for the one that compiles. Raises
+    NoCudaDevice.
     """
+    with _looking_up:
+        kernel = _kernel_of(make_program, *sizes, device_index=device_index)
+    if kernel.launch is None:
+        with _compiling:
+            if kernel.launch is None:
+                kernel.launch = _compile(make_program, *sizes, device_index=device_index)
+    return kernel.launch
+
+
+class _Kernel:
+    """One that is compiled, or is to be."""
+
+    launch: Launcher | None = None
+
+
+@lru_cache(maxsize=KERNELS_MAX)
+def _kernel_of(
+    make_program: Callable[..., Program], *sizes: Hashable, device_index: int
+) -> _Kernel:
+    # The cache alone would have two threads that miss at one time make two of them.
+    return _Kernel()
+
+
+def _compile(make_program: Callable[..., Program], *sizes: Hashable, device_index: int) -> Launcher:
     if not torch.cuda.is_available():
         raise NoCudaDevice(
             f"{make_program.__name__}: given no CUDA device, expected one to run on; "
             "kernels.reference has the same operation for any device"
         )
     arch = f"sm_{get_target_arch(torch.cuda.get_device_capability(device_index))}"
-    with _compiling:
-        kernel = tilelang.compile(
-            make_program(*sizes),
-            target={"kind": "cuda", "arch": arch},
-            compile_flags=list(EXACT_FLAGS),
-        )
-        # The function behind the kernel, without TileLang's wrapper in Python: that one looks for
-        # outputs to allocate in every call.
-        return kernel.adapter.get_exportable_executable()["main"]
+    kernel = tilelang.compile(
+        make_program(*sizes),
+        target={"kind": "cuda", "arch": arch},
+        compile_flags=list(EXACT_FLAGS),
+    )
+    # The function behind the kernel, without TileLang's wrapper in Python: that one looks for
+    # outputs to allocate in every call.
+    return kernel.adapter.get_exportable_executable()["main"]
 
 
 def lower_to_cuda(program: Program, arch: str) -> str:

@@ -9,12 +9,17 @@ another shard, and a kernel for each of the patterns would be compiled while som
 of a coefficient becomes a mask in two instructions, which serve the four words that it selects.
 """
 
+from typing import Any
+
 import tilelang.language as T
 import torch
 from tilelang import PassConfigKey
 
 from ..reference.gf256 import FIELD_POLYNOMIAL, check_shards, recipe_bytes
 from .compiler import Program, launcher
+
+Value = Any
+"""An expression, or a buffer, of a TileLang program."""
 
 THREADS = 128
 WORD_BYTES = 4
@@ -91,19 +96,7 @@ def combine_program(k: int, m: int, shard_bytes: int) -> Program:
                 for row in T.unroll(m):
                     target = (recipe[(k + row) // 4] >> (8 * ((k + row) % 4))) & 0xFF
                     if target < k + m:
-                        for v in T.unroll(VECTOR_WORDS):
-                            made[v] = 0
-                        for step in T.unroll(8):
-                            for v in T.unroll(VECTOR_WORDS):
-                                made[v] = ((made[v] & LOW_BITS) << 1) ^ (
-                                    ((made[v] >> 7) & ONES) * REMAINDER
-                                )
-                            for source in T.unroll(k):
-                                at = k + m + row * k + source
-                                # Bit 7 - step of the coefficient, in all 32 places.
-                                mask = (recipe[at // 4] << (24 - 8 * (at % 4) + step)) >> 31
-                                for v in T.unroll(VECTOR_WORDS):
-                                    made[v] = made[v] ^ (given[source, v] & mask)
+                        combine_words(given, recipe, k + m + row * k, made)
                         if target < k:
                             for v in T.vectorized(VECTOR_WORDS):
                                 pool[row_id, target * shard_words + word + v] = made[v]
@@ -112,3 +105,20 @@ def combine_program(k: int, m: int, shard_bytes: int) -> Program:
                                 parity[block, (target - k) * shard_words + word + v] = made[v]
 
     return combine_shards_of_blocks
+
+
+@T.macro
+def combine_words(given: Value, recipe: Value, first: Value, made: Value) -> None:
+    """Puts into `made` the sum of the sources' words, each times its coefficient: those of the
+    recipe from its byte `first` on."""
+    for v in T.unroll(VECTOR_WORDS):
+        made[v] = 0
+    for step in T.unroll(8):
+        for v in T.unroll(VECTOR_WORDS):
+            made[v] = ((made[v] & LOW_BITS) << 1) ^ (((made[v] >> 7) & ONES) * REMAINDER)
+        for source in T.unroll(given.shape[0]):
+            at = first + source
+            # Bit 7 - step of the coefficient, in all 32 places.
+            mask = (recipe[at // 4] << (24 - 8 * (at % 4) + step)) >> 31
+            for v in T.unroll(VECTOR_WORDS):
+                made[v] = made[v] ^ (given[source, v] & mask)

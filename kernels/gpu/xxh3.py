@@ -68,32 +68,6 @@ def hash_program(shard_bytes: int, row_shards: int, wanted: int) -> Program:
     rounds, rest = divmod(shard_bytes // STRIPE_BYTES - 1, STRIPES_PER_ROUND)
     row_count, count = T.dynamic("row_count"), T.dynamic("count")
 
-    @T.macro
-    def take_stripe(
-        rows: Value, row: Value, start: Value, key: Value, key_at: Value, word: Value, sums: Value
-    ) -> None:
-        """Takes 16 bytes of a stripe from the word `start` of the row on."""
-        for lane in T.vectorized(2):
-            word[lane] = rows[row, start + lane]
-        for lane in T.unroll(2):
-            keyed = T.cast(word[lane], "uint64") ^ key[key_at + lane]
-            sums[lane] = (
-                sums[lane]
-                + T.cast(word[1 - lane], "uint64")
-                + (keyed & T.uint64(0xFFFFFFFF)) * (keyed >> T.uint64(32))
-            )
-
-    @T.macro
-    def fold(a: Value, b: Value, out: Value) -> None:
-        """Puts into `out` the two halves of the product of 128 bits, XORed."""
-        half = T.uint64(0xFFFFFFFF)
-        a_low, a_high = a & half, a >> T.uint64(32)
-        b_low, b_high = b & half, b >> T.uint64(32)
-        crossed = a_high * b_low
-        middle = (crossed & half) + (a_low * b_low >> T.uint64(32)) + a_low * b_high
-        high = a_high * b_high + (crossed >> T.uint64(32)) + (middle >> T.uint64(32))
-        out[0] = high ^ (a * b)
-
     @T.prim_func
     def hash_shards_of_rows(
         rows: T.Tensor((row_count, row_shards * words), "int64"),
@@ -146,6 +120,34 @@ def hash_program(shard_bytes: int, row_shards: int, wanted: int) -> Program:
                 )
 
     return hash_shards_of_rows
+
+
+@T.macro
+def take_stripe(
+    rows: Value, row: Value, start: Value, key: Value, key_at: Value, word: Value, sums: Value
+) -> None:
+    """Takes 16 bytes of a stripe from the word `start` of the row on."""
+    for lane in T.vectorized(2):
+        word[lane] = rows[row, start + lane]
+    for lane in T.unroll(2):
+        keyed = T.cast(word[lane], "uint64") ^ key[key_at + lane]
+        sums[lane] = (
+            sums[lane]
+            + T.cast(word[1 - lane], "uint64")
+            + (keyed & T.uint64(0xFFFFFFFF)) * (keyed >> T.uint64(32))
+        )
+
+
+@T.macro
+def fold(a: Value, b: Value, out: Value) -> None:
+    """Puts into `out` the two halves of the product of 128 bits, XORed."""
+    half = T.uint64(0xFFFFFFFF)
+    a_low, a_high = a & half, a >> T.uint64(32)
+    b_low, b_high = b & half, b >> T.uint64(32)
+    crossed = a_high * b_low
+    middle = (crossed & half) + (a_low * b_low >> T.uint64(32)) + a_low * b_high
+    high = a_high * b_high + (crossed >> T.uint64(32)) + (middle >> T.uint64(32))
+    out[0] = high ^ (a * b)
 
 
 @functools.cache

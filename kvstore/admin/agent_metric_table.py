@@ -134,6 +134,12 @@ FETCH_METRICS = (
         at("fetch.decoded"),
     ),
     _make.counter(
+        "fetch_left_blocks",
+        "blocks",
+        "Of those, blocks that their reader is to rebuild and verify.",
+        at("fetch.left"),
+    ),
+    _make.counter(
         "fetch_rejected_shards",
         "shards",
         "Shards that failed a check on arrival.",

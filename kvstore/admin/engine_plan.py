@@ -66,9 +66,10 @@ def choose_engines(
             expected="as many or more of each role; `cachalot down --engine NAME` stops one",
         )
     if model is not None and model != known.model and running:
+        verb = "runs" if len(running) == 1 else "run"
         raise InvalidArgument(
             "--model",
-            given=f"{model}, while {', '.join(running)} run(s) {known.model}",
+            given=f"{model}, while {', '.join(running)} {verb} {known.model}",
             expected="the same, or no engine that runs",
         )
     wanted = replace(wanted, model=model or known.model)

@@ -33,6 +33,7 @@ COLUMNS = (
 )
 LEFT_COLUMNS = frozenset({"engine", "state", "role", "socket"})
 ASKED_AT_ONCE = 16
+TEXT_CHARACTERS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,10 @@ class EngineStatus:
     socket: str
     problem: str = ""
     """Why it does not say how it is, though it runs."""
+    model: str | None = None
+    """What its model is called."""
+    namespace: str | None = None
+    """Of its blocks; an engine can hand over to those of the same only."""
     is_draining: bool = False
     uptime_s: float | None = None
     requests: int | None = None
@@ -73,6 +78,11 @@ class EngineStatus:
         return "draining" if self.is_draining else "running"
 
     @property
+    def is_alive(self) -> bool:
+        """It answered in time."""
+        return self.pid is not None and not self.problem
+
+    @property
     def unsaved_blocks(self) -> int | None:
         if self.failed_blocks is None or self.dropped_blocks is None:
             return None
@@ -92,7 +102,7 @@ class EngineStatus:
 
     def render_json(self) -> dict[str, Any]:
         """Its object in the JSON output."""
-        return asdict(self) | {"state": self.state}
+        return asdict(self) | {"state": self.state, "is_alive": self.is_alive}
 
     def render_row(self) -> list[str]:
         """Its cells, in the order of COLUMNS."""
@@ -111,14 +121,68 @@ class EngineStatus:
         ]
 
 
-def find_engines(cluster_path: Path, deadline_s: float) -> list[EngineStatus]:
+@dataclass(frozen=True, slots=True)
+class EnginesStatus:
+    """All engines of a folder."""
+
+    engines: tuple[EngineStatus, ...] = ()
+
+    @property
+    def alive(self) -> int:
+        return sum(one.is_alive for one in self.engines)
+
+    @property
+    def are_all_alive(self) -> bool:
+        return self.alive == len(self.engines)
+
+    def problems(self) -> list[str]:
+        """Lines for a person: of each engine, and of what they cannot do together."""
+        lines = [line for one in self.engines for line in one.problems()]
+        return lines + self._missing_roles() + self._strange_models()
+
+    def describe(self) -> str:
+        """One line for a person."""
+        return f"{self.alive} of {count_of(len(self.engines), 'engine')} alive"
+
+    def render_json(self) -> dict[str, Any]:
+        """Its members of the JSON output."""
+        return {
+            "engines_total": len(self.engines),
+            "engines_alive": self.alive,
+            "engines": [one.render_json() for one in self.engines],
+        }
+
+    def _missing_roles(self) -> list[str]:
+        roles = {one.role for one in self.engines if one.is_alive}
+        if roles == {"prefill"}:
+            return [
+                "engines: no decode worker answers: an answer gets its first token, which is all"
+                " that a prefill worker gives, and its client waits for the rest"
+            ]
+        if roles == {"decode"}:
+            return ["engines: no prefill worker answers; decode workers compute the prompts too"]
+        return []
+
+    def _strange_models(self) -> list[str]:
+        """Of one folder of engines each has the same model, unless its files were replaced."""
+        names: dict[str, list[str]] = {}
+        for one in self.engines:
+            if one.namespace is not None:
+                names.setdefault(one.namespace, []).append(one.engine)
+        if len(names) < 2:
+            return []
+        groups = "; ".join(f"{', '.join(group)} {space}" for space, group in names.items())
+        return [f"engines: they cannot hand over, as their models differ (namespaces: {groups})"]
+
+
+def find_engines(cluster_path: Path, deadline_s: float) -> EnginesStatus:
     """The engines of the folder that a map lies in; none if it is no folder of `cachalot up`."""
     engines = LocalEngines(LocalFolder(cluster_path.resolve().parent))
     wanted = engines.wanted
     if not wanted:
-        return []
+        return EnginesStatus()
     with ThreadPoolExecutor(ASKED_AT_ONCE) as askers:
-        return list(askers.map(lambda one: _ask(engines, one, deadline_s), wanted))
+        return EnginesStatus(tuple(askers.map(lambda one: _ask(engines, one, deadline_s), wanted)))
 
 
 def _ask(engines: LocalEngines, one: LocalEngine, deadline_s: float) -> EngineStatus:
@@ -140,12 +204,15 @@ def describe_engine(
     """What follows from its status document, of which any part may be missing."""
     engine = read_mapping(said.get("engine"))
     saves = read_mapping(engine.get("saves"))
+    model = read_mapping(said.get("model"))
     stored, known = _integer(saves.get("stored")), _integer(saves.get("known"))
     return EngineStatus(
         engine=one.name,
         role=one.role,
         pid=pid,
         socket=str(path),
+        model=_text(model.get("source")),
+        namespace=_text(model.get("namespace")),
         is_draining=said.get("is_draining") is True,
         uptime_s=read_number(said.get("uptime_s")),
         requests=_integer(said.get("requests")),
@@ -158,6 +225,10 @@ def describe_engine(
         dropped_windows=_integer(engine.get("dropped_windows")),
         store_errors=_integer(said.get("store_errors")),
     )
+
+
+def _text(value: object) -> str | None:
+    return value[:TEXT_CHARACTERS_MAX] if isinstance(value, str) else None
 
 
 def _integer(value: object) -> int | None:

@@ -26,7 +26,7 @@ MEANINGS = {
     ExitCode.CLUSTER_MAP: "the cluster map is missing or has mistakes",
     ExitCode.NODE: "a node did not start, stop or answer",
     ExitCode.TARGET: "a node refused its folder: in use, damaged, or not this cluster's",
-    ExitCode.NODES_DOWN: "status: some nodes or entrypoints are down, or targets are lost",
+    ExitCode.NODES_DOWN: "status: nodes, entrypoints or engines are down, or targets are lost",
     ExitCode.NOT_WHOLE: "verify, inspect: a block is not whole, or not there",
     ExitCode.NOT_DONE: "drain, gc run: not done in time; it goes on by itself",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",

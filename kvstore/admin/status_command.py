@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..cluster.entities import ClusterMap
     from .agent_status import AgentsStatus
     from .cluster_status import ClusterStatus, NodeStatus, TargetStatus
-    from .engine_status import EngineStatus
+    from .engine_status import EnginesStatus
     from .web_address import WebPage
     from .worker_status import WorkersStatus
 
@@ -64,9 +64,9 @@ def status(
 ) -> None:
     """Show nodes, agents, engines, redundancy, and how many may still fail.
 
-    Engines: those of the map's folder, and whether they run. Works without any gc_worker, but only
-    they count shards. Ends with exit code 6 if a node or an entrypoint is down, or the folder of a
-    target is gone. With --control one worker is asked for all others.
+    Engines: those of the map's folder. Works without any gc_worker, but only they count shards.
+    Ends with exit code 6 if a node, an entrypoint or an engine is down, or the folder of a target
+    is gone. With --control one worker is asked for all others.
     """
     if (cluster is None) == (socket is None):
         given = "neither of them" if cluster is None else "both"
@@ -94,13 +94,14 @@ def status(
         more = {
             "agents": agents.render_json(),
             "agents_unasked": agents.unasked,
-            "engines": [engine.render_json() for engine in engines],
+            **engines.render_json(),
             "web_page": page and page.render_json(),
         }
         write_json(render_json(found, workers) | more)
     else:
         _write(found, workers, agents, engines, page, with_targets=with_targets)
-    if found.nodes_alive < len(found.nodes) or found.lost_targets or agents.entrypoints_down:
+    are_nodes_whole = found.nodes_alive == len(found.nodes) and not found.lost_targets
+    if not are_nodes_whole or agents.entrypoints_down or not engines.are_all_alive:
         raise typer.Exit(ExitCode.NODES_DOWN)
 
 
@@ -151,7 +152,7 @@ def _write(
     found: "ClusterStatus",
     workers: "WorkersStatus",
     agents: "AgentsStatus",
-    engines: "list[EngineStatus]",
+    engines: "EnginesStatus",
     page: "WebPage | None",
     *,
     with_targets: bool,
@@ -194,19 +195,22 @@ def _write(
         problems.append(workers.remark)
     last = [describe_classes(found), workers.redundancy.describe(), describe_policy(found)]
     problems += agents.problems()
-    problems += [line for engine in engines for line in engine.problems()]
+    problems += engines.problems()
     last.append(workers.describe())
     last += [agents.describe()] if agents.agents else []
+    last += [engines.describe()] if engines.engines else []
     last += [] if page is None else [page.describe()]
     write_result("\n".join(["", *problems, *last, summarise(found)]))
 
 
-def _write_engines(engines: "list[EngineStatus]") -> None:
+def _write_engines(engines: "EnginesStatus") -> None:
     from .engine_status import COLUMNS, LEFT_COLUMNS
 
-    if engines:
+    if engines.engines:
         write_result("")
-        write_table(COLUMNS, [one.render_row() for one in engines], left_columns=LEFT_COLUMNS)
+        write_table(
+            COLUMNS, [one.render_row() for one in engines.engines], left_columns=LEFT_COLUMNS
+        )
 
 
 def render_row(node: "NodeStatus", worker: str, count_age_s: float | None = None) -> list[str]:

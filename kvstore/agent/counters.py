@@ -20,6 +20,7 @@ class FetchCounters:
     blocks: int = 0
     bytes: int = 0
     decoded_blocks: int = 0
+    left_blocks: int = 0
     rejected_shards: int = 0
     given_up: int = 0
     ended: dict[str, int] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class FetchCounters:
         self.blocks += ended.blocks
         self.bytes += ended.blocks * block_bytes
         self.decoded_blocks += ended.decoded_blocks
+        self.left_blocks += ended.left_blocks
         self.rejected_shards += ended.rejected_shards
         self.ended[ended.ended] = self.ended.get(ended.ended, 0) + 1
         self.latency.add(ended.elapsed_s)
@@ -42,6 +44,7 @@ class FetchCounters:
             "blocks": self.blocks,
             "bytes": self.bytes,
             "decoded": self.decoded_blocks,
+            "left": self.left_blocks,
             "rejected": self.rejected_shards,
             "given_up": self.given_up,
             "ended": dict(self.ended),

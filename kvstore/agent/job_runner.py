@@ -79,6 +79,7 @@ class RunningFetch:
             blocks=result.blocks,
             ended=result.ended.value,
             decoded_blocks=result.decoded_blocks,
+            left_blocks=result.left_blocks,
             rejected_shards=result.rejected_shards,
             usage=usage,
         )

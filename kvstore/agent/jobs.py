@@ -232,6 +232,7 @@ class FetchDone(Report, kw_only=True):
     blocks: int
     ended: str
     decoded_blocks: int
+    left_blocks: int
     rejected_shards: int
     usage: WorkerUsage
 

@@ -30,6 +30,7 @@ class PieceResult(NamedTuple):
     blocks: int
     ended: FetchEnd
     decoded_blocks: int = 0
+    left_blocks: int = 0
     rejected_shards: int = 0
 
 
@@ -55,14 +56,15 @@ def combine_pieces(pieces: Sequence[PlannedPiece], results: Sequence[PieceResult
     """The result of a whole fetch: its blocks end where the first piece ends that is not complete,
     for the reason that this piece gives."""
     assert len(pieces) == len(results) > 0, (pieces, results)
-    blocks, decoded = 0, 0
+    blocks, decoded, left = 0, 0, 0
     ended = FetchEnd.COMPLETE
     for piece, result in zip(pieces, results, strict=True):
         assert 0 <= result.blocks <= piece.blocks, (piece, result)
         blocks += result.blocks
         decoded += result.decoded_blocks
+        left += result.left_blocks
         if result.blocks < piece.blocks or result.ended is not FetchEnd.COMPLETE:
             ended = result.ended
             break
     rejected = sum(result.rejected_shards for result in results)
-    return PieceResult(blocks, ended, decoded, rejected)
+    return PieceResult(blocks, ended, decoded, left, rejected)

@@ -80,7 +80,9 @@ class WorkerPool:
             WorkerKind.STORE, int(has_store_worker), SAVES_PER_WORKER, store_niceness
         )
         self._is_stopped = False
-        self._fetched = {"blocks": 0, "bytes": 0, "decoded_blocks": 0, "rejected_shards": 0}
+        self._fetched = dict.fromkeys(
+            ("blocks", "bytes", "decoded_blocks", "left_blocks", "rejected_shards"), 0
+        )
         self._saved = {"stored": 0, "known": 0, "failed": 0, "degraded": 0, "bytes": 0}
 
     async def start(self) -> None:
@@ -128,12 +130,13 @@ class WorkerPool:
         result = combine_pieces(pieces, [_piece_result(task) for task in tasks])
         self._fetched["blocks"] += result.blocks
         self._fetched["bytes"] += result.blocks * job.namespace.layout.block_bytes
-        self._fetched["decoded_blocks"] += result.decoded_blocks
-        self._fetched["rejected_shards"] += result.rejected_shards
+        for name in ("decoded_blocks", "left_blocks", "rejected_shards"):
+            self._fetched[name] += getattr(result, name)
         return FetchEnded(
             blocks=result.blocks,
             ended=result.ended.value,
             decoded_blocks=result.decoded_blocks,
+            left_blocks=result.left_blocks,
             rejected_shards=result.rejected_shards,
             elapsed_s=self._clock() - started_at_s,
         )
@@ -257,7 +260,9 @@ def _piece_result(task: WorkerTask) -> PieceResult:
         return PieceResult(0, FetchEnd.DEADLINE)
     assert isinstance(report, FetchDone), report
     ended = FetchEnd(report.ended)
-    return PieceResult(report.blocks, ended, report.decoded_blocks, report.rejected_shards)
+    return PieceResult(
+        report.blocks, ended, report.decoded_blocks, report.left_blocks, report.rejected_shards
+    )
 
 
 def _store_result(task: WorkerTask) -> StoreEnded:

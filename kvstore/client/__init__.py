@@ -8,8 +8,8 @@ from .agent_client import AgentClient
 from .agent_results import PromptMatch, RunOffer, RunOperation
 from .arena_run import ArenaRun
 from .blocking import BlockingStoreClient
+from .rebuilt_blocks import check_rebuilt
 from .results import ClientCounters, FetchEnd, FetchResult, SaveResult
-from .run_rebuild import check_rebuilt, rebuild_in_run
 from .statistics import NodeReport
 from .store_client import StoreClient
 
@@ -33,5 +33,4 @@ __all__ = [
     "Section",
     "StoreClient",
     "check_rebuilt",
-    "rebuild_in_run",
 ]

@@ -249,11 +249,13 @@ class AgentRuns:
             raise session.end_of_nonsense(f"{ended.blocks} blocks of {asked} were fetched")
         self._counters.blocks_fetched += ended.blocks
         self._counters.blocks_decoded += ended.decoded_blocks
+        self._counters.blocks_left += ended.left_blocks
         self._counters.shards_rejected += ended.rejected_shards
         return FetchResult(
             blocks=ended.blocks,
             ended=end,
             decoded_blocks=ended.decoded_blocks,
+            left_blocks=ended.left_blocks,
             rejected_shards=ended.rejected_shards,
             elapsed_s=ended.elapsed_s,
         )

@@ -50,6 +50,8 @@ class BatchResult:
 
     blocks: int
     decoded: int
+    left: int
+    """Of `blocks`: to be decoded, and verified, by whoever took them (`LeaveLost`)."""
     rejected: int
     ended: FetchEnd
     decode_s: float = 0.0
@@ -137,6 +139,7 @@ class BatchFetch:
         return BatchResult(
             blocks=blocks,
             decoded=self.verifier.count_decoded(blocks),
+            left=self.verifier.count_left(blocks),
             rejected=self._rejected,
             ended=FetchEnd.COMPLETE if blocks == len(self.batch) else self._end,
             decode_s=self._decode_s,

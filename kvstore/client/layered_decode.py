@@ -89,7 +89,7 @@ class UnitDecoder:
             self.asked_bytes -= asked_bytes
         del self._running[unit.number]
         if not unit.is_over:
-            unit.end_decoding(result.blocks, result.decoded)
+            unit.end_decoding(result.blocks, decoded_blocks=result.decoded, left_blocks=result.left)
             self._owner.on_decoded(unit, result)
         self.begin_due()
 

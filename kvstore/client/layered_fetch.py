@@ -75,12 +75,14 @@ async def fetch_run_by_layer(
         blocks=blocks,
         ended=FetchEnd.COMPLETE if is_complete else fetch.end,
         decoded_blocks=fetch.decoded_blocks,
+        left_blocks=fetch.left_blocks,
         rejected_shards=fetch.rejected,
         elapsed_s=context.clock() - started_at_s,
     )
     context.notes.book.note_decode(fetch.decode_s)
     context.counters.blocks_fetched += result.blocks
     context.counters.blocks_decoded += result.decoded_blocks
+    context.counters.blocks_left += result.left_blocks
     return result
 
 
@@ -173,6 +175,11 @@ class LayeredFetch:
     def decoded_blocks(self) -> int:
         """Blocks of the leading run that were rebuilt from parity."""
         return sum(unit.decoded_blocks for unit in self._units)
+
+    @property
+    def left_blocks(self) -> int:
+        """Blocks of the leading run that its reader is to rebuild."""
+        return sum(unit.left_blocks for unit in self._units)
 
     async def run(self, deadline_s: float) -> int:
         """Leading blocks that are there in every section, after `deadline_s` at the latest."""

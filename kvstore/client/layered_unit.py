@@ -80,6 +80,7 @@ class LayeredUnit:
         self.ready_blocks = [0] * len(sections.shards_by_section)
         """Leading blocks of which a section is there and verified. Only grows."""
         self.decoded_blocks = 0
+        self.left_blocks = 0
         self._owner = owner
         self._sections = sections
         self._k = code.k
@@ -249,7 +250,9 @@ class LayeredUnit:
             for shard in range(len(self.channels))
         )
 
-    def end_decoding(self, whole_blocks: int, decoded_blocks: int) -> None:
-        """So many leading blocks are whole and verified; some of them were decoded."""
+    def end_decoding(self, whole_blocks: int, *, decoded_blocks: int, left_blocks: int) -> None:
+        """So many leading blocks are whole and verified; some of them were decoded, and some are
+        left to the run's reader."""
         self.ready_blocks = [max(blocks, whole_blocks) for blocks in self.ready_blocks]
         self.decoded_blocks = decoded_blocks
+        self.left_blocks = left_blocks

@@ -26,6 +26,8 @@ class FetchResult:
     ended: FetchEnd
     decoded_blocks: int = 0
     """Blocks of the run that were rebuilt from parity."""
+    left_blocks: int = 0
+    """Blocks of the run that its reader is to rebuild and verify; of fetches that leave it that."""
     rejected_shards: int = 0
     """Shards that arrived and failed a check."""
     elapsed_s: float = 0.0
@@ -51,6 +53,8 @@ class ClientCounters:
 
     blocks_fetched: int = 0
     blocks_decoded: int = 0
+    blocks_left: int = 0
+    """Fetched without a data shard, for the reader of the run to rebuild."""
     blocks_saved: int = 0
     shards_rejected: int = 0
     shards_missing: int = 0

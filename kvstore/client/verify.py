@@ -51,6 +51,8 @@ class BlockVerifier:
         self._arrived = [0] * width
         self._is_verified = [False] * n
         self._is_decoded = [False] * n
+        self._is_left = [False] * n
+        """Taken by `leave_lost`: verified as far as that can be done here."""
         self._has_begun = False
         self._liars = 0
         self._stuck_row = len(batch)
@@ -139,8 +141,12 @@ class BlockVerifier:
         return (*self._is_verified, False).index(False)
 
     def count_decoded(self, blocks: int) -> int:
-        """How many of the first `blocks` blocks needed decoding."""
+        """How many of the first `blocks` blocks were decoded here."""
         return sum(self._is_decoded[:blocks])
+
+    def count_left(self, blocks: int) -> int:
+        """How many of the first `blocks` blocks were left to somebody else to decode."""
+        return sum(self._is_left[:blocks])
 
     def assemble(self) -> int:
         """Decodes and verifies every block that can be; call again when more shards have come.
@@ -233,7 +239,7 @@ class BlockVerifier:
         data_xxh3 = [self._payload_xxh3[j][row] for j in range(self._code.k)]
         leave_lost(row, shards, data_xxh3, version)
         self._is_verified[row] = True
-        self._is_decoded[row] = True
+        self._is_left[row] = True
 
     def _decode(self, rows: Sequence[int], missing: Sequence[int], sources: Sequence[int]) -> None:
         for column in self._batch.columns:

@@ -25,7 +25,6 @@ PUBLIC_NAMES_OF_CLIENT = [
     "Section",
     "StoreClient",
     "check_rebuilt",
-    "rebuild_in_run",
 ]
 
 

@@ -14,6 +14,7 @@ from engine.llm import LLM, LLMConfig, load_llm
 from engine.load import ComputeType, find_default_model
 from tests.engine.tiny_model import TinyModel
 from tests.kvstore.agent.agent_process import short_folder
+from tests.patience import OPERATION_S
 
 OpenTiny = Callable[..., LLM]
 
@@ -45,7 +46,7 @@ def open_tiny(tiny_path: Path) -> Iterator[OpenTiny]:
         path: Path = tiny_path,
         config: LLMConfig | None = None,
     ) -> LLM:
-        config = config or LLMConfig(pool_blocks=16)
+        config = config or LLMConfig(pool_blocks=16, fetch_deadline_s=OPERATION_S)
         llm = load_llm(
             path, store=store, clock=time.monotonic, compute=compute, tenant=tenant, config=config
         )

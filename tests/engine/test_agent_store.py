@@ -20,6 +20,7 @@ from tests.engine.command_line import run_here
 from tests.engine.conftest import OpenTiny
 from tests.engine.waiting import wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
+from tests.patience import OPERATION_S
 
 PROMPT = [number % 200 + 3 for number in range(5 * 128 + 40)]
 FULL_HIT = 5 * 128
@@ -48,7 +49,9 @@ def store(agent: AgentProcess) -> Iterator[BlockingAgentClient]:
 def llm(open_tiny: OpenTiny, store: BlockingAgentClient, request: pytest.FixtureRequest) -> LLM:
     """An engine that shares blocks with no other test."""
     tenant = f"{os.getpid()}-{request.node.name}"
-    return open_tiny(store, tenant=tenant, config=LLMConfig(pool_blocks=32))
+    return open_tiny(
+        store, tenant=tenant, config=LLMConfig(pool_blocks=32, fetch_deadline_s=OPERATION_S)
+    )
 
 
 def ask(llm: LLM) -> tuple[list[int], int]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import engine.generate
-from engine.answer_display import describe, remote_summary_line, summary_line
+from engine.answer_display import describe, describe_moves, remote_summary_line, summary_line
 from engine.chat import Message, encode_chat, encode_text
 from engine.client import AnswerReport
 from engine.errors import InvalidRequest
@@ -28,6 +28,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from tests.engine.command_line import Ended, run_here
 from tests.engine.conftest import OpenTiny
 from tests.engine.memory_store import FailingStore, MemoryStore
+from tests.engine.tiny_model import TinyModel
 from tests.engine.waiting import wait_until
 
 DOCUMENT = "The quick brown fox jumps over the lazy dog, again and again. " * 8
@@ -94,6 +95,7 @@ def test_json_holds_everything_the_module_promises(tiny_path: Path) -> None:
     answer = run_json("--model", tiny_path, "--prompt", "Hi", "--compute", "float32", "--seed", "5")
     assert set(answer) == {
         *("answer", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens"),
+        "is_cut_by_context",
         *("matched_tokens", "hit_tokens", "replay_tokens", "rejected_shards", "timings"),
         *("decode_tokens_per_s", "load_s", "blocks", "store_errors", "model", "compute"),
     }
@@ -157,14 +159,14 @@ def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -
 
 def test_model_without_template_goes_on_with_the_text() -> None:
     answer = run_json("--model", V41_MINI, "--prompt", "import argparse", "--max-tokens", "4")
-    tokenizer = load_tokenizer(V41_MINI)
+    tokenizer = load_tokenizer(V41_MINI).tokenizer
     assert answer["prompt_token_ids"] == encode_text(tokenizer, "import argparse")
     assert (answer["compute"], len(answer["token_ids"])) == ("float32", 4)
     assert answer["answer"] == tokenizer.decode(answer["token_ids"])
 
 
 def test_question_to_a_model_without_template_is_its_text_behind_what_was_there() -> None:
-    tokenizer = load_tokenizer(V41_MINI)
+    tokenizer = load_tokenizer(V41_MINI).tokenizer
     follow_up = Question(text="import os", system=None, earlier=([0, 300], [301, 1]))
     assert encode_question(tokenizer, follow_up) == [0, 300, 301, *tokenizer.encode("import os")]
     with pytest.raises(
@@ -203,10 +205,16 @@ def test_engine_workers_give_the_answer_that_the_model_gives_here(
     assert there["finish_reason"] == here.finish_reason
     assert set(there) == {
         *("answer", "token_ids", "prompt_token_ids", "finish_reason", "prompt_tokens"),
+        "is_cut_by_context",
         *("decode_tokens_per_s", "timings", "moves", "tried", "engines", "model"),
     }
     assert set(there["timings"]) == {"ttft_s", "decode_s"}
     assert (there["moves"], there["tried"], len(there["engines"])) == (0, [], 1)
+    other = run("--model", V41_MINI, *ask[2:])
+    assert (other.returncode, other.stdout) == (2, "")
+    (line,) = other.stderr.splitlines()
+    assert line.startswith("engine.generate: model: given v41-mini (deepseek_v41, tokenizer ")
+    assert f" expected {tiny_path.name} (" in line
 
 
 def test_absent_workers_are_one_line_on_stderr(tiny_path: Path, tmp_path: Path) -> None:
@@ -255,10 +263,33 @@ def test_summary_of_workers_names_the_hit_and_what_was_tried() -> None:
     answer = RemoteAnswer(
         prompt_ids=[1] * 300, token_ids=[5, 6, 7], text="x", finish_reason="length", report=report
     )
-    assert remote_summary_line(answer) == (
-        "[prompt 300 tokens, hit 256; first token 0.50 s; 3 tokens, 1/s; moved 1 times; "
+    assert remote_summary_line(answer, 3) == (
+        "[prompt 300 tokens, hit 256; first token 0.50 s; 3 tokens, 1/s; moved once; "
         "tried again after: p01: gone]"
     )
+    assert "1/s; ended by the model's context; moved once;" in remote_summary_line(answer, 4)
+
+
+def test_moves_are_told_in_words() -> None:
+    assert [describe_moves(moves) for moves in range(4)] == [
+        *("never moved", "moved once", "moved twice", "moved 3 times")
+    ]
+
+
+def test_answer_that_the_context_ends_says_so(tmp_path: Path) -> None:
+    short = TinyModel(metadata={"llama.context_length": 160}).write(tmp_path / "short.gguf")
+    ask = ("--model", short, "--prompt", "Hi")
+    whole, cut = (run_json(*ask, "--max-tokens", number) for number in ("2", "500"))
+    assert not whole["is_cut_by_context"]
+    assert cut["prompt_tokens"] + len(cut["token_ids"]) == 160
+    assert (cut["finish_reason"], cut["is_cut_by_context"]) == ("length", True)
+    assert "; ended by the model's context; " in run(*ask, "--max-tokens", "500").stdout
+
+
+def test_answer_of_no_tokens_is_refused_before_the_model_is_read() -> None:
+    done = run("--prompt", "x", "--model", "no-such-model", "--max-tokens", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "engine.generate: --max-tokens: given 0, expected 1 or more\n"
 
 
 def test_dead_nodes_are_named_on_stderr_when_they_kept_the_cache_from_the_answer(
@@ -372,11 +403,11 @@ def test_summary_names_what_could_not_be_saved_and_store_errors(open_tiny: OpenT
     llm.close()
     errors = llm.store_faults.count
     assert "blocks stored 0, known 0, failed 2; store errors 1]" in summary_line(
-        generation, store_errors=errors
+        generation, 2, store_errors=errors
     )
-    assert describe(generation, store_errors=errors)["store_errors"] == 1
+    assert describe(generation, 2, store_errors=errors)["store_errors"] == 1
     sound = open_tiny(MemoryStore())
     generation = sound.generate([5] * 300, max_tokens=2)
     sound.close()
-    line = summary_line(generation, store_errors=sound.store_faults.count)
+    line = summary_line(generation, 2, store_errors=sound.store_faults.count)
     assert line.endswith("blocks stored 2, known 0, failed 0]")

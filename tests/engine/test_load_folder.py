@@ -18,7 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.errors import InvalidRequest, MissingModel, ModelFileError
-from engine.load import LoadedRunner, load_runner
+from engine.load import LoadedRunner, PoolMemory, load_runner, load_tokenizer
+from engine.model_identity import identity_of, read_identity
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.tokenizer_file import read_text_tokenizer
 from engine.tokenizer import Tokenizer
@@ -223,3 +224,33 @@ def test_more_tokens_than_the_model_has_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelFileError, match="given 403 tokens, expected 2 to 384"):
         read(write(tmp_path, change))
+
+
+def test_client_and_worker_name_a_model_alike(mini: LoadedRunner, tiny_path: Path) -> None:
+    file = load(tiny_path)
+    for loaded, path in ((mini, MODEL), (file, tiny_path)):
+        assert load_tokenizer(path).identity == identity_of(loaded.runner.namespace, path)
+    assert load_tokenizer(MODEL).identity != load_tokenizer(tiny_path).identity
+    assert load_tokenizer(MODEL).identity.describe().startswith("v41-mini (deepseek_v41, token")
+
+
+def test_identity_that_a_worker_tells_comes_back_and_is_shown_on_one_line() -> None:
+    own = load_tokenizer(MODEL).identity
+    assert read_identity(own.to_document() | {"namespace": "ab"}) == own
+    strange_ones: list[object] = [None, [], {}, own.to_document() | {"name": 5}]
+    for said in strange_ones:
+        assert read_identity(said) is None
+    strange = read_identity({"name": "a\nb", "tokenizer": "\x1b[2J", "source": "s" * 4096})
+    assert strange is not None
+    assert strange.describe() == f"{'s' * 100} (a?b, tokenizer ?[2J)"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_pool_without_room_for_a_block_is_refused_before_weights_are_read(
+    kind: str, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reader in ("load_checkpoint", "build_model"):
+        monkeypatch.delattr(f"engine.load.{reader}")
+    path = MODEL if kind == "folder" else tiny_path
+    with pytest.raises(InvalidRequest, match=r"memory of the block pool: given 100 bytes, expec"):
+        load(path, pool_blocks=PoolMemory(100))

@@ -4,10 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from engine.threads import prepare_environment
+from engine import fit_cost
+from engine.threads import SMALL_MODEL_BYTES, choose_threads, prepare_environment
+from engine.worker.address import WorkerAddress
+from engine.worker.main import run_worker
+from engine.worker.options import Role, WorkerOptions
 from tests.engine.tiny_model import TinyModel
 
 # The widths of SmolLM2: below them the matrix library does not split a sum between threads.
@@ -66,3 +71,38 @@ def test_environment_is_refused_when_it_comes_too_late(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch", pytest)
     with pytest.raises(AssertionError, match="read once, when torch is loaded"):
         prepare_environment()
+
+
+def test_small_model_has_one_thread_and_a_large_one_all_cores() -> None:
+    assert choose_threads(None, SMALL_MODEL_BYTES - 1, 8) == 1
+    assert choose_threads(None, SMALL_MODEL_BYTES, 8) == 8
+    assert choose_threads(3, 1, 8) == 3
+
+
+class NoModel(Exception):
+    """Nothing is to be loaded."""
+
+
+@pytest.mark.parametrize("wanted", [None, 5])
+def test_costs_are_measured_with_the_threads_that_a_worker_has(
+    wanted: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> NoReturn:
+        raise NoModel
+
+    model = TinyModel().write(tmp_path / "model.gguf")
+    set_to: list[int | None] = []
+    monkeypatch.setattr("engine.threads.set_thread_count", set_to.append)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("engine.fit_cost.prepare_environment", lambda: None)
+    monkeypatch.setattr("engine.load.load_runner", load)
+    with pytest.raises(NoModel):
+        fit_cost.fit(model=model, threads=wanted, time_s=1.0)
+    monkeypatch.setattr("engine.worker.assembly.open_engine", load)
+    monkeypatch.setattr("engine.worker.main.set_up_logging", lambda *_, **__: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    address = WorkerAddress(host="127.0.0.1", port=0)
+    options = WorkerOptions(role=Role.BOTH, model=model, listen=address, threads=wanted)
+    with pytest.raises(NoModel):
+        run_worker(options)
+    assert set_to == [wanted or 1] * 2

@@ -269,16 +269,21 @@ def test_nothing_happens_when_there_are_no_blocks() -> None:
 
 def test_nothing_happens_when_there_is_no_parity() -> None:
     code = Code(3, 0)
-    code.encode([bytes(30), bytes(30)], [b"", b""], shard_bytes=10)
+    data = np.arange(60, dtype=np.uint8).reshape(2, 30)
+    code.encode(data, [b"", b""], shard_bytes=10)
+    assert data.ravel().tolist() == list(range(60))
     code.encode_at(np.ones((2, 3), np.uintp), np.ones((2, 0), np.uintp), shard_bytes=10)
 
 
 def test_nothing_happens_when_nothing_is_missing() -> None:
     code = Code(2, 1)
-    code.reconstruct([], [0, 2], [[b"12", b"34"]], [[]], shard_bytes=2)
+    shards = np.arange(4, dtype=np.uint8).reshape(1, 2, 2)
+    code.reconstruct([], [0, 2], list(shards), [[]], shard_bytes=2)
+    # No address is looked at: these are none.
     code.reconstruct_at(
         [], [0, 2], np.ones((1, 2), np.uintp), np.ones((1, 0), np.uintp), shard_bytes=2
     )
+    assert shards.tolist() == [[[0, 1], [2, 3]]]
 
 
 def test_coefficients_are_those_that_reconstruct_multiplies_with() -> None:

@@ -4,8 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from gc_worker.cluster_link import ClusterLink
 from kvstore.admin.local_cluster import LocalCluster
 from tests.gc_worker.repair_bench import RepairBench
+from tests.patience import make_patient
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_links() -> None:
+    """No question to a healthy node ends at its deadline, which is two seconds otherwise."""
+    make_patient(ClusterLink)
 
 
 @pytest.fixture(scope="module")

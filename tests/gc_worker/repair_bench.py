@@ -29,9 +29,9 @@ from kvstore.node.slot import SlotGeometry
 from kvstore.retention import DEFAULT_POLICY, RetentionPolicy
 from kvstore.settings import SettingValue
 from tests.kvstore.blocks import RandomBlocks
+from tests.patience import PATIENCE_S
 
 BLOCK_BYTES = 4096
-PATIENCE_S = 20.0
 AT_ONCE = RedundancyOptions(
     interval_s=0.1, settle_s=0, quiet_s=0, confirm_unreadable_s=0.0, rows_per_s=1e9
 )

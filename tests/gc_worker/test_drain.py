@@ -8,7 +8,8 @@ import pytest
 
 from gc_worker import drain
 from gc_worker.drain import DrainOptions, DrainReport, drain_once
-from tests.gc_worker.repair_bench import PATIENCE_S, RepairBench, policy_of
+from tests.gc_worker.repair_bench import RepairBench, policy_of
+from tests.patience import PATIENCE_S
 
 OPTIONS = DrainOptions(interval_s=0.05, rows_per_s=1e9, look_s=0.05)
 _versions = iter(range(100, 10_000))

@@ -31,16 +31,22 @@ BLOCK_BYTES = 4096
 
 
 class AheadClock(SystemClock):
-    """The real clock with another idea of what day it is, and of how long ago it began."""
+    """The real clock with another idea of what day it is, and of how long ago it began.
+
+    `stands_at_s`: the Unix time at which it stands still, if it does.
+    """
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
+        self.stands_at_s: float | None = None
         self.ahead_monotonic_s = 0.0
 
     def monotonic_s(self) -> float:
         return super().monotonic_s() + self.ahead_monotonic_s
 
     def unix_ns(self) -> int:
+        if self.stands_at_s is not None:
+            return int(self.stands_at_s * 1e9)
         return super().unix_ns() + int(self.ahead_s * 1e9)
 
 

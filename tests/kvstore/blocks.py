@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from kvstore.client import BlockLayout, Namespace, Section
+from kvstore.client import BlockLayout, Namespace, Section, StoreClient, batch_save
 from kvstore.layout import BLOCK_TOKENS
+from tests.patience import PATIENCE_S
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,23 @@ class RandomBlocks:
         """Zeroed memory for all blocks."""
         area = np.zeros_like(self.area)
         return Target(area, _cut(area, self.block_bytes))
+
+
+def store_whole(cluster_path: str | Path, blocks: RandomBlocks) -> None:
+    """Every node has its shard of every block afterwards, however late some are."""
+
+    async def store() -> None:
+        async with StoreClient.connect(cluster_path) as client:
+            saved = await client.save(blocks.namespace, blocks.keys, blocks.sources)
+            assert saved.stored + saved.known == len(blocks.keys)
+            await client.finish_writes(deadline_s=PATIENCE_S)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_save, "SILENT_S", PATIENCE_S)
+        patch.setattr(batch_save, "STRAGGLER_WAIT_S", PATIENCE_S)
+        # In a thread of its own: whoever waits here may be in a loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, store()).result()
 
 
 def _cut(area: NDArray[np.uint8], block_bytes: int) -> list[memoryview]:

@@ -13,11 +13,13 @@ from kvstore.arena.run_layout import RunCode
 from kvstore.client import StoreClient
 from kvstore.client.arguments import Rebuild
 from kvstore.client.results import FetchResult
-from kvstore.client.run_rebuild import rebuild_in_run
 from kvstore.cluster.map import load_cluster_map
 from kvstore.layout import BlockLayout
+from tests.kvstore.blocks import store_whole
 from tests.kvstore.faults.lost_nodes import nodes_by_shard
+from tests.kvstore.run_rebuild import rebuild_in_run
 from tests.kvstore.runs import PlainRun, blocks_of, layout_of
+from tests.patience import OPERATION_S
 
 SMALL_FLASH = layout_of(2_816, 2_816, 2_816, 5_632)
 """Cut like a block of V4.1-Flash, an eighth as long: under 10+2 shards 0-1, 2-3, 4-5 and 6-9."""
@@ -36,9 +38,7 @@ class StoredChain:
         self.layout = layout
         self.count = count
         self.blocks = blocks_of(layout, count, seed=seed, tenant=f"{tenant}-{os.getpid()}")
-        with StoreClient.open(path) as store:
-            saved = store.save(self.blocks.namespace, self.blocks.keys, self.blocks.sources)
-            assert saved.stored + saved.known == count
+        store_whole(path, self.blocks)
 
     def holder(self, shard: int) -> str:
         """Name of the node that holds a shard of the first span."""
@@ -70,7 +70,7 @@ class WatchedRun(PlainRun):
         self._first_block = 0
 
     async def fetch(
-        self, store: StoreClient, *, first_block: int = 0, deadline_s: float = 5.0
+        self, store: StoreClient, *, first_block: int = 0, deadline_s: float = OPERATION_S
     ) -> FetchResult:
         """Fetches in layer order; what is said of it in the end must be true too."""
         self._first_block = first_block

@@ -219,6 +219,7 @@ def test_socket_that_is_served_again_stays_when_stale_ones_are_removed(folder: P
     leave_socket(folder / "a.sock")
     with SocketFile(folder / "a.sock", 8):
         remove_stale_socket(folder / "a.sock")
+        assert (folder / "a.sock").is_socket()
         connect(folder / "a.sock")
 
 

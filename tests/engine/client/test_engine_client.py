@@ -8,6 +8,7 @@ import pytest
 
 from engine.client import ClientDeadlines, EngineClient, EnginePlaces
 from engine.errors import EnginesUnavailable, InvalidRequest
+from engine.model_identity import ModelIdentity
 from engine.request import Request
 from engine.worker.address import WorkerAddress
 from engine.worker.messages import Answer, Failed, Finished, HandedOver, Refused, Status, Tokens
@@ -195,7 +196,7 @@ async def test_worker_that_makes_no_sense_is_left_for_another(folder: Path, wron
 async def test_what_no_worker_would_take_is_an_error_of_the_caller(folder: Path) -> None:
     async with serving(folder, "b", say(Refused(reason="too long", cause="invalid"))) as (_, place):
         client = EngineClient(EnginePlaces(both=(place,)))
-        with pytest.raises(InvalidRequest, match="too long"):
+        with pytest.raises(InvalidRequest, match=r"^too long$"):
             await tokens_of(client)
         for prompt, max_tokens in (([], 4), ([-1], 4), ([2**31], 4), ([1], 0)):
             with pytest.raises(InvalidRequest):
@@ -233,3 +234,76 @@ async def test_client_lets_go_of_a_worker_that_does_not_read(folder: Path) -> No
             while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
                 received_bytes += len(data)
         assert received_bytes < 4 << 20, "the rest of the request was kept for it"
+
+
+OWN = ModelIdentity(name="deepseek_v41", tokenizer="sha256:aaaaaaaa11", source="v41-mini")
+COPY = ModelIdentity(name="deepseek_v41", tokenizer="sha256:aaaaaaaa11", source="elsewhere")
+OTHER = ModelIdentity(name="SmolLM2", tokenizer="sha256:bbbbbbbb22", source="smollm.gguf")
+
+
+async def test_worker_of_another_model_is_refused_in_one_line_that_names_both(
+    folder: Path,
+) -> None:
+    async with serving(folder, "b", say(*WHOLE), model=OTHER.to_document()) as (desk, place):
+        client = EngineClient(EnginePlaces(both=(place,)), model=OWN)
+        with pytest.raises(InvalidRequest) as caught:
+            await tokens_of(client)
+    assert str(caught.value) == (
+        "model: given v41-mini (deepseek_v41, tokenizer aaaaaaaa),"
+        " expected smollm.gguf (SmolLM2, tokenizer bbbbbbbb),"
+        f" which the engine at {place} serves"
+    )
+    assert desk.asked == [], "a prompt of another model"
+
+
+async def test_worker_that_goes_on_with_another_model_is_refused_too(folder: Path) -> None:
+    first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t"))
+    async with (
+        serving(folder, "p", say(*first), model=COPY.to_document()) as (_, prefill),
+        serving(folder, "d", say(*WHOLE), model=OTHER.to_document()) as (desk, decode),
+    ):
+        client = EngineClient(EnginePlaces(prefill=(prefill,), decode=(decode,)), model=OWN)
+        with pytest.raises(InvalidRequest, match=r"which the engine at .*d\.sock serves"):
+            await tokens_of(client)
+    assert desk.asked == []
+
+
+@pytest.mark.parametrize(
+    "said", [None, {}, {"name": 1, "tokenizer": [], "source": None}, COPY.to_document()]
+)
+async def test_worker_that_does_not_say_its_model_or_has_a_copy_of_it_is_asked(
+    folder: Path, said: dict[str, object] | None
+) -> None:
+    async with serving(folder, "b", say(*WHOLE), model=said) as (desk, place):
+        client = EngineClient(EnginePlaces(both=(place,)), model=OWN)
+        for _ in range(2):
+            assert await tokens_of(client) == [5, 6]
+        assert desk.server.counts.accepted == 3, "each request, and one question for its model"
+
+
+async def test_worker_that_was_lost_is_asked_for_its_model_again(folder: Path) -> None:
+    clock = Clock()
+    places = EnginePlaces(both=(WorkerAddress(path=folder / "b.sock"),))
+    client = EngineClient(places, model=OWN, sleep=clock.sleep, clock=clock)
+    async with serving(folder, "b", say(*WHOLE), model=OWN.to_document()):
+        assert await tokens_of(client) == [5, 6]
+    (folder / "b.sock").unlink()
+    with pytest.raises(EnginesUnavailable):
+        await tokens_of(client)
+    async with serving(folder, "b", say(*WHOLE), model=OTHER.to_document()):
+        with pytest.raises(InvalidRequest, match=r"^model: given v41-mini"):
+            await tokens_of(client)
+
+
+async def test_first_token_that_no_decode_worker_goes_on_from_explains_itself(
+    folder: Path,
+) -> None:
+    clock = Clock()
+    first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t"))
+    async with serving(folder, "p", say(*first)) as (_, prefill):
+        places = EnginePlaces(prefill=(prefill,), decode=(WorkerAddress(path=folder / "d.sock"),))
+        client = EngineClient(places, sleep=clock.sleep, clock=clock)
+        with pytest.raises(
+            EnginesUnavailable, match=r"^no engine worker that decodes goes on with it for 60 s: "
+        ):
+            await tokens_of(client)

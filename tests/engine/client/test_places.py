@@ -15,7 +15,7 @@ P1, D1 = (WorkerAddress(host=name, port=1) for name in ("p1", "d1"))
 def test_places_without_a_way_to_an_answer_are_refused(
     places: dict[str, tuple[WorkerAddress, ...]],
 ) -> None:
-    with pytest.raises(InvalidRequest, match="one for each role"):
+    with pytest.raises(InvalidRequest, match="at least one of prefill and one of decode"):
         EnginePlaces(**places)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.models.deepseek_v41.handover import pack_state
@@ -21,6 +22,8 @@ CUTS = (1, 2, 31, 32, 33, 37, 38, 39, 127, 128, 129, 130, 255, 256, 257)
 PROMPT = 260
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_fresh_process_goes_on_with_equal_tokens_wherever_it_was_cut(tmp_path: Path) -> None:
     bench = nano_bench(SEED)
     generator = torch.Generator().manual_seed(3)
@@ -48,7 +51,7 @@ def test_fresh_process_goes_on_with_equal_tokens_wherever_it_was_cut(tmp_path: P
         [sys.executable, "-m", "tests.engine.deepseek_v41.go_on", str(SEED), *map(str, folders)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
         cwd=Path(__file__).parents[3],
     )

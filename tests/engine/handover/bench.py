@@ -18,6 +18,7 @@ from kvstore.client import BlockingAgentClient
 from tests.engine.handover.lone_engine import LoneEngine, OpenEngine
 from tests.engine.handover.waiting import wait_for
 from tests.kvstore.agent.agent_process import AgentProcess
+from tests.patience import OPERATION_S, PATIENCE_S
 
 SAMPLED = Sampling(temperature=0.8, top_k=50, seed=11)
 
@@ -75,7 +76,7 @@ class Handover:
         other: BlockingAgentClient,
         *,
         target_blocks: int = 8,
-        lease_deadline_s: float = 1.0,
+        lease_deadline_s: float = OPERATION_S,
         offer_ttl_s: float = 30.0,
     ) -> Handover:
         source = open_engine()
@@ -97,7 +98,7 @@ class Handover:
         sent = self.sender.finish(sequence, moves=moves)
         if not stays:
             self.source.release(sequence)
-        ticket = sent.result(timeout=20)
+        ticket = sent.result(timeout=PATIENCE_S)
         assert ticket is not None
         return ticket
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
-from engine.errors import TransferFailed
-from engine.kv.choose_mover import MoverRate, choose_mover, measure_movers
+from engine.block_pool import BlockPool
+from engine.errors import MoverUnavailable, TransferFailed, describe_in_one_line
+from engine.kv.choose_mover import MoverRate, choose_mover, make_fastest, measure_movers
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import ComputeMark, Transfer
+from engine.kv.mover import ComputeMark, SectionMover, Transfer
 from engine.kv.open_mover import open_mover
 from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.stored_prompt import LAYOUT, StoredPrompt
@@ -69,6 +74,104 @@ def test_measurement_tells_what_movers_do_and_gives_the_blocks_back() -> None:
     assert pool.free_blocks == 10
 
 
+class Closing(MemcpyMover):
+    """Takes so long by a clock of the test, and says when it was closed."""
+
+    def __init__(self, pool: BlockPool, *, name: str, takes_s: float, now_s: list[float]) -> None:
+        super().__init__(pool, LAYOUT)
+        self.name = name
+        self._takes_s, self._now_s = takes_s, now_s
+
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        self._now_s[0] += self._takes_s
+        return super().to_pool(part, section, block_ids)
+
+    def from_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        self._now_s[0] += self._takes_s
+        return super().from_pool(part, section, block_ids)
+
+    def close(self) -> None:
+        CLOSED.append(self.name)
+
+
+CLOSED: list[str] = []
+
+
+def make_none() -> MemcpyMover:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16 MiB.\nSee the docs")
+
+
+def make_unavailable() -> MemcpyMover:
+    raise MoverUnavailable("batched", ["CUDA 12"])
+
+
+@pytest.fixture
+def arena() -> memoryview:
+    return np.zeros(8 * LAYOUT.block_bytes, np.uint8).data
+
+
+WIDTHS = [section.bytes for section in LAYOUT.sections]
+
+
+def test_only_the_fastest_mover_is_kept_and_those_that_cannot_be_made_cost_no_other(
+    arena: memoryview,
+) -> None:
+    pool, now_s = StoredPrompt(1).pool(10), [0.0]
+    made: list[weakref.ref[object]] = []
+
+    def make(name: str, takes_s: float) -> Closing:
+        mover = Closing(pool, name=name, takes_s=takes_s, now_s=now_s)
+        made.append(weakref.ref(mover))
+        return mover
+
+    makers: dict[str, Callable[[], SectionMover]] = {
+        "full": make_none,
+        "old": make_unavailable,
+        "slow": partial(make, "slow", 1.0),
+        "fast": partial(make, "fast", 0.001),
+    }
+    CLOSED.clear()
+    chosen = make_fastest(makers, pool, WIDTHS, arena, clock=lambda: now_s[0])
+    assert chosen.mover.name == "fast"
+    assert CLOSED == ["slow"]
+    assert chosen.problems == {
+        "full": "CUDA out of memory. Tried to allocate 16 MiB.",
+        "old": "mover batched: CUDA 12",
+    }
+    gc.collect()
+    assert [ref() is None for ref in made] == [True, False], "staging of the slow one is free"
+    assert pool.free_blocks == 10
+
+
+def test_device_that_takes_no_mover_is_told_in_one_line(arena: memoryview) -> None:
+    pool = StoredPrompt(1).pool(10)
+    makers: dict[str, Callable[[], SectionMover]] = {
+        "full": make_none,
+        "failing": lambda: FailingMover(pool, LAYOUT),
+    }
+    with pytest.raises(MoverUnavailable) as raised:
+        make_fastest(makers, pool, WIDTHS, arena, clock=time.monotonic)
+    assert describe_in_one_line(raised.value) == (
+        "mover for a GPU: full: CUDA out of memory. Tried to allocate 16 MiB.; "
+        "failing: it has failed"
+    )
+    assert pool.free_blocks == 10
+
+
 def test_pool_of_the_host_is_filled_by_a_memcpy() -> None:
     pool = StoredPrompt(1).pool(1)
     with open_mover(pool, LAYOUT, lambda: None, clock=time.monotonic) as opened:
@@ -77,8 +180,6 @@ def test_pool_of_the_host_is_filled_by_a_memcpy() -> None:
 
 @pytest.mark.gpu
 def test_pool_on_a_gpu_gets_a_mover_that_was_measured() -> None:
-    from engine.block_pool import BlockPool
-
     pool = BlockPool(block_bytes=LAYOUT.block_bytes, capacity_blocks=80, device="cuda")
     arena = np.zeros((1 << 20) + 4096, np.uint8)
     first = -arena.ctypes.data % 4096

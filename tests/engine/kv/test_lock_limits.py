@@ -14,6 +14,7 @@ from engine.kv.lock_limits import (
     RESERVE_BYTES,
     LockLimits,
     find_lack,
+    left_in_group,
     missing_bytes,
     read_limits,
 )
@@ -78,15 +79,44 @@ def test_tightest_control_group_around_the_process_counts(system: Path) -> None:
     assert (found.available_bytes, found.group_left_bytes) == (2 * GIB, 2 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("limit", "usage", "stat", "left"),
+    [
+        ("1000\n", "900\n", "anon 300\ninactive_file 500\nactive_file 100\n", 600),
+        ("1000", "900", "anon 300\n", 100),
+        ("1000", "900", "", 100),
+        ("1000", "1200", "inactive_file 100", 0),
+        ("1000", "100", "inactive_file 400", 1000),
+        ("max", "900", "inactive_file 500", None),
+        ("", "", "", None),
+    ],
+)
+def test_pages_of_files_that_can_be_dropped_are_room(
+    limit: str, usage: str, stat: str, left: int | None
+) -> None:
+    assert left_in_group(limit, usage, stat, "inactive_file") == left
+
+
+def test_page_cache_of_a_group_is_room_in_what_the_system_says(system: Path) -> None:
+    (system / "proc/self/cgroup").write_text("0::/a\n")
+    folder = system / "cgroup/a"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(f"{4 * GIB}\n")
+    (folder / "memory.current").write_text(f"{4 * GIB}\n")
+    (folder / "memory.stat").write_text(f"anon {GIB}\ninactive_file {3 * GIB}\n")
+    assert found_limits(system).group_left_bytes == 3 * GIB
+
+
 def test_control_groups_of_the_first_version_are_read_too(system: Path) -> None:
     (system / "proc/self/cgroup").write_text("5:devices:/\n4:memory:/x\n0::/\n")
     folder = system / "cgroup/memory/x"
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text(str(GIB))
     (folder / "memory.usage_in_bytes").write_text(str(2 * GIB))
+    (folder / "memory.stat").write_text(f"inactive_file 0\ntotal_inactive_file {GIB + 7}\n")
     (folder.parent / "memory.limit_in_bytes").write_text(str((1 << 63) - 4096))
     (folder.parent / "memory.usage_in_bytes").write_text("1")
-    assert found_limits(system).group_left_bytes == 0
+    assert found_limits(system).group_left_bytes == 7
 
 
 def test_system_that_says_nothing_sets_no_limit(tmp_path: Path) -> None:

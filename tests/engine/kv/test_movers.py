@@ -31,6 +31,7 @@ from engine.kv.section_kernels import CompiledKernels, TorchKernels
 from engine.kv.staged_mover import StagedMover
 from kvstore.layout import BlockLayout, Section
 from tests.engine.kv.delayed_mover import DelayedMover
+from tests.engine.kv.fake_nixl import FakeNixl
 
 LAYOUTS = {
     "v41": BlockLayout(
@@ -110,7 +111,16 @@ def _nixl(pool: BlockPool, layout: BlockLayout, arena: memoryview) -> SectionMov
     return NixlMover(pool, layout, arena=lambda: arena)
 
 
-HOST_MOVERS: dict[str, Maker] = {"memcpy": _memcpy, "delayed": _delayed, "nixl": _nixl}
+def _nixl_fake(pool: BlockPool, layout: BlockLayout, arena: memoryview) -> SectionMover:
+    return NixlMover(pool, layout, arena=lambda: arena, api=FakeNixl().module)
+
+
+HOST_MOVERS: dict[str, Maker] = {
+    "memcpy": _memcpy,
+    "delayed": _delayed,
+    "nixl": _nixl,
+    "nixl_fake": _nixl_fake,
+}
 GPU_MOVERS = (
     "staged",
     "staged_by_torch",

@@ -7,7 +7,8 @@ from threading import Event
 import pytest
 import torch
 
-from engine.errors import ArenaNotPinned, TransferFailed
+from engine.errors import ArenaNotPinned, DeviceLost, TransferFailed, TransferStuck
+from engine.kv import mover, pinned
 from engine.kv.lock_limits import LockLimits
 from engine.kv.pinned import RETRY_S, ArenaPin, PinnedMemory, address_of
 from kvstore.arena.region import ArenaRegion
@@ -24,6 +25,9 @@ class Registrations:
     def __init__(self) -> None:
         self.locked: set[int] = set()
         self.fails = False
+        self.is_lost = False
+        self.is_idle = Event()
+        self.is_idle.set()
         self.changed = Event()
 
     def register(self, address: int, size_bytes: int, device: torch.device) -> None:
@@ -37,7 +41,10 @@ class Registrations:
         self.locked.remove(address)
 
     def synchronize(self, device: torch.device) -> None:
-        """Nothing runs."""
+        """Something runs as long as `is_idle` is not set; a device may be lost, too."""
+        assert self.is_idle.wait(60)
+        if self.is_lost:
+            raise DeviceLost("an illegal memory access")
 
 
 class Host:
@@ -119,3 +126,46 @@ def test_arena_that_cannot_be_locked_is_told_and_the_old_one_is_let_go(host: Hos
     assert not host.runtime.locked
     assert "no room" in str(host.pin.status.problem)
     assert host.pin.status.pinned_bytes == 0
+
+
+@pytest.fixture
+def left_behind(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is left behind by a test, which is nobody else's."""
+    before = len(mover.left_behind)
+    monkeypatch.setattr(pinned, "left_behind", left := mover.left_behind[before:])
+    return left
+
+
+def test_memory_of_a_device_that_hangs_stays_locked_and_is_told(
+    left_behind: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Registrations()
+    memory = PinnedMemory(runtime, HOST, device_deadline_s=0.01)  # type: ignore[arg-type]
+    first, second = memory.pin(bytearray_view()), memory.pin(bytearray_view())
+    runtime.is_idle.clear()
+    with pytest.raises(TransferStuck, match="cpu has not ended for"):
+        memory.unpin(first)
+    memory.close()
+    memory.close()
+    assert runtime.locked == {first.start, second.start}
+    assert left_behind == [first, second]
+    assert f"{SIZE_BYTES} bytes stay page-locked" in caplog.text
+    runtime.is_idle.set()
+
+
+def test_memory_of_a_device_that_is_lost_is_told_in_one_line(
+    left_behind: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Registrations()
+    memory = PinnedMemory(runtime, HOST)  # type: ignore[arg-type]
+    range_ = memory.pin(bytearray_view())
+    runtime.is_lost = True
+    memory.close()
+    assert left_behind == [range_]
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{SIZE_BYTES} bytes stay page-locked until the process ends: an illegal memory access"
+    ]
+
+
+def bytearray_view() -> memoryview:
+    return memoryview(bytearray(SIZE_BYTES))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine.block_pool import BlockPool
-from engine.errors import TransferFailed
+from engine.errors import RebuiltWrong, TransferFailed
 from engine.kv.block_list import BlockList
 from engine.kv.cuda_rebuild import GpuRebuilder, ShardKernels, pack_loss
 from engine.kv.memcpy_mover import MemcpyMover
 from engine.kv.mover import ComputeMark, Transfer, wait_to_end
-from engine.kv.rebuild import HostRebuilder, Rebuilder, RebuiltWrong
+from engine.kv.rebuild import Rebuilder
 from engine.kv.rebuild_choice import RebuildTimes, choose_is_reader, time_on_host
 from engine.sources.agent_source import AgentSource
 from engine.sources.load import ThreadedLoad
@@ -33,14 +33,15 @@ from kvstore.client import (
     BlockLoss,
     Section,
     check_rebuilt,
-    rebuild_in_run,
 )
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import HitPlan
+from tests.engine.kv.host_rebuilder import HostRebuilder
 from tests.engine.kv.lost_shards import LostRun, data_losses
 from tests.engine.stored_prompt import StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
+from tests.kvstore.run_rebuild import rebuild_in_run
 
 WHOLE = BlockLayout((Section("a", 2_560), Section("b", 5_120), Section("c", 5_120)))
 """Ten shards of 1,280 bytes, of which a section has 2, 4 and 4."""

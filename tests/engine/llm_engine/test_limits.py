@@ -44,7 +44,7 @@ def test_request_is_refused_when_the_queue_is_full_and_taken_later() -> None:
         ({"prompt_ids": [5] * 1022, "answered_ids": (4, 5)}, "answered tokens: given 1024"),
         ({"answered_ids": (4,), "stop_ids": frozenset({4})}, "answered_ids"),
         ({"replay_first": 128}, "replay_first: given 128, expected None for a dense model"),
-        ({"max_tokens": 600}, "blocks for prompt and max_tokens: given 5, expected at most 4"),
+        ({"max_tokens": 600}, "prompt tokens and max_tokens: given 610 together, expected at most"),
         ({"ttl_class": "chat\n"}, r"ttl_class: given 'chat\\n', expected 1 to 16 of"),
         ({"request_id": "taken"}, "request id: given taken"),
     ],

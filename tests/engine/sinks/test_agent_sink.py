@@ -2,16 +2,21 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from engine.block_pool import BlockPool
+from engine.errors import TransferFailed
+from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import ComputeMark, SectionMover, Transfer
 from engine.save_receipt import SaveReceipt, SaveSummary
 from engine.sinks.agent_sink import AgentSink
 from engine.sinks.threaded_sink import SinkLimits
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
+from kvstore.layout import BlockLayout
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -23,7 +28,12 @@ BLOCKS = 12
 class Saving:
     """A prompt with window state, a pool, and a sink over an agent."""
 
-    def __init__(self, client: BlockingAgentClient, limits: SinkLimits) -> None:
+    def __init__(
+        self,
+        client: BlockingAgentClient,
+        limits: SinkLimits,
+        make_mover: Callable[[BlockPool, BlockLayout], SectionMover] = MemcpyMover,
+    ) -> None:
         self.client = client
         self.prompt = StoredPrompt(BLOCKS)
         self.pool = self.prompt.pool(BLOCKS)
@@ -36,6 +46,7 @@ class Saving:
             faults=self.faults,
             limits=limits,
             clock=time.monotonic,
+            mover=make_mover(self.pool, LAYOUT),
         )
 
     def save(self) -> SaveReceipt:
@@ -73,6 +84,33 @@ def test_sink_with_fewer_runs_than_it_needs_waits_for_those_under_way(
     assert saving.sink.close(DEADLINE_S)
     assert receipt.summary() == SaveSummary(stored=BLOCKS)
     wait_until(lambda: shared_agent.status()["arena"]["runs"] == 0)
+
+
+class FailingMover(MemcpyMover):
+    """A device that takes no work."""
+
+    def from_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        raise TransferFailed("the device takes no more work")
+
+
+def test_blocks_that_do_not_get_out_of_the_pool_are_no_fault_of_the_store(
+    client: BlockingAgentClient,
+) -> None:
+    saving = Saving(client, SinkLimits(), FailingMover)
+    for _ in range(2):
+        receipt = saving.save()
+        assert saving.sink.flush(DEADLINE_S)
+        assert receipt.summary() == SaveSummary(failed=BLOCKS)
+    assert saving.sink.close(DEADLINE_S)
+    assert (saving.faults.count, saving.faults.transfers) == (0, 2)
+    assert saving.pool.free_blocks == BLOCKS
 
 
 @pytest.fixture

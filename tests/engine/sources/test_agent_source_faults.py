@@ -2,18 +2,23 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from engine.prefix_source import LoadFellShort
+from engine.block_pool import BlockPool
+from engine.errors import DeviceLost
+from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import ComputeMark, SectionMover, Transfer
+from engine.prefix_source import LoadFellShort, LoadOutcome
 from engine.sources.agent_source import AgentSource
 from engine.sources.load import ThreadedLoad
 from engine.sources.threaded_source import LoadLimits
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
-from tests.engine.stored_prompt import StoredPrompt
+from kvstore.layout import BlockLayout
+from tests.engine.stored_prompt import LAYOUT, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
 from tests.kvstore.faults.lost_nodes import stopped
@@ -25,7 +30,12 @@ LONG_S = 3600.0
 class Scene:
     """A prompt that is stored, a pool, and a source over an agent that may be harmed."""
 
-    def __init__(self, client: BlockingAgentClient, limits: LoadLimits) -> None:
+    def __init__(
+        self,
+        client: BlockingAgentClient,
+        limits: LoadLimits,
+        make_mover: Callable[[BlockPool, BlockLayout], SectionMover] = MemcpyMover,
+    ) -> None:
         self.prompt = StoredPrompt(BLOCKS)
         self.prompt.save(client)
         self.pool = self.prompt.pool(BLOCKS)
@@ -38,6 +48,7 @@ class Scene:
             faults=self.faults,
             limits=limits,
             clock=time.monotonic,
+            mover=make_mover(self.pool, LAYOUT),
         )
 
     def look_up(self) -> ThreadedLoad:
@@ -172,3 +183,41 @@ def test_load_ends_by_its_deadline_when_the_agent_stands_still(
         load.give_up()
     assert scene.blocks_of(load) < BLOCKS
     assert scene.source.close(DEADLINE_S)
+
+
+def outcome_of(load: ThreadedLoad) -> LoadOutcome:
+    wait_until(lambda: load.outcome is not None)
+    assert load.outcome is not None
+    return load.outcome
+
+
+class LostMover(MemcpyMover):
+    """A device that takes no work any more."""
+
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        raise DeviceLost("an illegal memory access was encountered")
+
+
+def test_device_that_is_lost_is_a_short_load_and_no_fault_of_the_store(
+    client: BlockingAgentClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(client, LoadLimits(fetch_deadline_s=DEADLINE_S), LostMover)
+    for _ in range(2):
+        load = scene.begin()
+        assert outcome_of(load).blocks == 0
+        with pytest.raises(LoadFellShort):
+            load.wait_for_section(0)
+    assert (scene.faults.count, scene.faults.transfers) == (0, 2)
+    assert scene.pool.free_blocks == BLOCKS
+    assert scene.source.close(DEADLINE_S)
+    assert [one.getMessage() for one in caplog.records if "illegal" in one.getMessage()] == [
+        "blocks were not moved: fetch failed, going on without it: "
+        "an illegal memory access was encountered"
+    ]

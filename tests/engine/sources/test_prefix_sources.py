@@ -20,9 +20,15 @@ from kvstore.policy import MISS, HitPlan, plan_dense_hit, plan_hit
 from tests.engine.memory_store import MemoryStore
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
+from tests.patience import OPERATION_S
 
 BLOCKS = 12
-LIMITS = LoadLimits(loads_max=2, fetch_deadline_s=20.0, section_wait_s=20.0)
+LIMITS = LoadLimits(
+    loads_max=2,
+    match_deadline_s=OPERATION_S,
+    fetch_deadline_s=OPERATION_S,
+    section_wait_s=OPERATION_S,
+)
 Store = MemoryStore | BlockingStoreClient | BlockingAgentClient
 
 

@@ -5,4 +5,5 @@ from engine.threads import prepare_environment
 
 prepare_environment()
 
-import engine.worker.main  # noqa: E402, F401 - only now: the tensor library reads the environment
+import engine.worker.assembly  # noqa: E402 - only now: the tensor library reads the environment
+import engine.worker.main  # noqa: E402, F401

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from engine.client import ClientDeadlines
 from engine.client.conversation import converse
@@ -55,10 +55,16 @@ class ScriptedDesk:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, name: str, script: Script, bounds: ConnectionBounds | None = None
+    folder: Path,
+    name: str,
+    script: Script,
+    bounds: ConnectionBounds | None = None,
+    *,
+    model: dict[str, Any] | None = None,
 ) -> AsyncIterator[tuple[ScriptedDesk, WorkerAddress]]:
     desk = ScriptedDesk(script)
-    desk.server = WorkerServer(desk, describe=lambda: {"engine": name}, bounds=bounds)
+    status = {"engine": name} | ({} if model is None else {"model": model})
+    desk.server = WorkerServer(desk, describe=lambda: status, bounds=bounds)
     path = folder / f"{name}.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(path))

@@ -12,8 +12,8 @@ import pytest
 from engine.errors import InvalidRequest
 from engine.worker import __main__ as command
 from engine.worker.address import WorkerAddress
-from engine.worker.main import LOST_HOST_S, _listen
-from engine.worker.options import SMALL_MODEL_BYTES, choose_threads, parse_memory_bytes
+from engine.worker.listening import LOST_HOST_S, listen
+from engine.worker.options import parse_memory_bytes
 from kvstore.socket_file import SocketFile
 from tests.kvstore.admin.command_line import cachalot, one_line
 from tests.kvstore.agent.agent_process import ROOT, short_folder
@@ -32,6 +32,7 @@ def run_here(
     return caught.value.code, line
 
 
+MODEL = ROOT / "models/v41-mini"
 RIGHT = {"--role": "both", "--model": "none", "--listen": "127.0.0.1:0"}
 
 
@@ -76,29 +77,69 @@ def test_model_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in line
 
 
-def test_socket_that_another_worker_serves_is_refused_before_the_model_is_read() -> None:
+@pytest.fixture
+def without_torch(tmp_path: Path) -> dict[str, str]:
+    """An environment in which whoever loads the tensor library ends."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('the tensor library was loaded')\n")
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def refused_at_once(environment: dict[str, str], **change: str | Path) -> tuple[int, str]:
+    """Exit code, and the only line on stderr, of a worker of a model that is there."""
+    words = {"role": "both", "model": MODEL, "listen": "127.0.0.1:0"} | change
+    ended = subprocess.run(
+        [sys.executable, "-m", "engine.worker"]
+        + [str(word) for name, value in words.items() for word in (f"--{name}", value)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    (line,) = ended.stderr.splitlines()
+    return ended.returncode, line
+
+
+def test_socket_that_another_worker_serves_is_refused_before_anything_is_loaded(
+    without_torch: dict[str, str],
+) -> None:
     folder = short_folder()
     path = folder / "e.sock"
-    words = ["--role", "both", "--model", "none", "--listen", str(path)]
     with SocketFile(path, os.getpid(), option="--listen", noun="engine"):
-        ended = subprocess.run(
-            [sys.executable, "-m", "engine.worker", *words],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=50,
-        )
+        code, line = refused_at_once(without_torch, listen=path)
     shutil.rmtree(folder)
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
+    assert code == 1
     assert f"socket {path}: another engine serves it (process {os.getpid()})" in line
 
 
-def test_small_model_has_one_thread_and_a_large_one_all_cores() -> None:
-    assert choose_threads(None, SMALL_MODEL_BYTES - 1, 8) == 1
-    assert choose_threads(None, SMALL_MODEL_BYTES, 8) == 8
-    assert choose_threads(3, 1, 8) == 3
+def test_port_that_somebody_listens_on_is_refused_before_anything_is_loaded(
+    without_torch: dict[str, str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for option, exit_code in (("listen", 2), ("metrics", 1)):
+            code, line = refused_at_once(without_torch, **{option: address})
+            assert code == exit_code
+            assert line.startswith(f"cachalot engine: --{option}: ")
+            assert f"{address}: Address already in use" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"agent": "/" + "a" * 120}, "--agent: given a path of 121 bytes"),
+        ({"agent": "/dev/null"}, "--agent: given /dev/null, which is no socket, expected"),
+        ({"model": "/none"}, "model file /none has 1 problem(s): there is no such file or folder"),
+        ({"cost": "/none"}, "cost file /none: given No such file"),
+    ],
+)
+def test_path_that_cannot_be_is_refused_before_anything_is_loaded(
+    change: dict[str, str], said: str, without_torch: dict[str, str]
+) -> None:
+    code, line = refused_at_once(without_torch, **change)
+    assert code == 2
+    assert line.startswith(f"cachalot engine: {said}")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +163,7 @@ def test_address_that_cannot_be_listened_on_is_named(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = address or WorkerAddress(host="127.0.0.1", port=taken.getsockname()[1])
-        with pytest.raises(InvalidRequest) as caught, _listen(place):
+        with pytest.raises(InvalidRequest) as caught, listen(place):
             pass
     said = str(caught.value)
     assert said.startswith(f"--listen: given {place}: {reason}")
@@ -132,7 +173,7 @@ def test_address_that_cannot_be_listened_on_is_named(
 
 def test_connections_of_a_host_that_vanishes_come_to_an_end() -> None:
     with (
-        _listen(WorkerAddress(host="127.0.0.1", port=0)) as listening,
+        listen(WorkerAddress(host="127.0.0.1", port=0)) as listening,
         socket.create_connection(listening.listener.getsockname()[:2]),
     ):
         listening.listener.setblocking(True)

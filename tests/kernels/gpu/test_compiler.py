@@ -2,11 +2,16 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+import tilelang
 import tilelang.language as T
 import torch
 
+from kernels.gpu import compiler
 from kernels.gpu.compiler import NoCudaDevice, Program, launcher, lower_to_cuda
 from kernels.gpu.mapped_memory import device_view
 from tests.kernels.gpu.cuda_on_cpu import ARCHITECTURES, run_on_cpu
@@ -43,6 +48,60 @@ def test_lowered_source_runs_on_the_cpu() -> None:
 def test_launcher_says_what_to_do_when_there_is_no_device() -> None:
     with pytest.raises(NoCudaDevice, match="add_program: given no CUDA device, expected one"):
         launcher(add_program, 7)
+
+
+class SlowCompiler:
+    """TileLang where there is a device, as far as a launcher is concerned. Its first call ends when
+    it is let; calls in all are counted."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.has_begun, self.may_end = Event(), Event()
+        self.fails = False
+
+    def compile(self, program: Program, **_: object) -> SimpleNamespace:
+        self.calls += 1
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        if self.fails:
+            raise RuntimeError("nvcc has failed")
+        executable = {"main": object()}
+        return SimpleNamespace(
+            adapter=SimpleNamespace(get_exportable_executable=lambda: executable)
+        )
+
+
+@pytest.fixture
+def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
+    slow = SlowCompiler()
+    monkeypatch.setattr(tilelang, "compile", slow.compile)
+    monkeypatch.setattr(compiler, "get_target_arch", lambda capability: "90a")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    return slow
+
+
+def test_kernel_is_compiled_once_however_many_threads_ask_for_it(
+    slow_compiler: SlowCompiler,
+) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(launcher, add_program, 1001) for _ in range(4)]
+        assert slow_compiler.has_begun.wait(60)
+        slow_compiler.may_end.set()
+        first = asked[0].result()
+        assert all(one.result() is first for one in asked)
+    assert launcher(add_program, 1001) is first
+    assert slow_compiler.calls == 1
+
+
+def test_kernel_that_could_not_be_compiled_is_tried_again(slow_compiler: SlowCompiler) -> None:
+    slow_compiler.may_end.set()
+    slow_compiler.fails = True
+    with pytest.raises(RuntimeError, match="nvcc has failed"):
+        launcher(add_program, 1002)
+    slow_compiler.fails = False
+    assert launcher(add_program, 1002) is launcher(add_program, 1002)
+    assert slow_compiler.calls == 2
 
 
 @pytest.mark.gpu

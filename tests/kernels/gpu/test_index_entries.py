@@ -8,18 +8,14 @@ from hypothesis import given
 from kernels.gpu import index_entries as gpu
 from kernels.reference import index_entries as reference
 from tests.kernels.exact_formats import E2M1, midpoints, neighbours, rows_of
-from tests.kernels.golden_quant import equal_bits, kept_codes, kept_inputs
+from tests.kernels.golden_quant import equal_bits
+from tests.kernels.gpu.rows_contract import RowsContract
 from tests.kernels.gpu.rows_on_device import (
     DEVICES,
     DTYPES,
     Kind,
-    check_dequantise,
     check_quantise,
-    quantise_on,
-    random_bits,
-    random_bytes,
     random_numbers,
-    special_groups,
 )
 
 KIND = Kind(
@@ -33,28 +29,14 @@ KIND = Kind(
 )
 
 
+class TestRows(RowsContract):
+    kind = KIND
+    golden = "index"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestQuantise:
-    def test_random_entries_have_the_references_bytes(
-        self, dtype: torch.dtype, device: str
-    ) -> None:
-        check_quantise(KIND, random_bits(37, 128, dtype), device)
-        check_quantise(KIND, random_numbers(37, 128, dtype), device)
-
-    def test_special_numbers_have_the_references_bytes(
-        self, dtype: torch.dtype, device: str
-    ) -> None:
-        check_quantise(KIND, KIND.rows_of_groups(special_groups(32, dtype)), device)
-
-    def test_entries_have_the_golden_bytes(self, dtype: torch.dtype, device: str) -> None:
-        x = kept_inputs("index").to(dtype)
-        # The vectors have 32 channels; zeros fill up the entry.
-        filled = torch.cat([x, x.new_zeros(len(x), 128 - 32)], dim=1)
-        data, scales = quantise_on(KIND, filled, device)
-        assert equal_bits(data[:, :16].contiguous(), kept_codes("index", "codes"))
-        assert equal_bits(scales[:, :1].contiguous(), kept_codes("index", "scale_codes"))
-
     def test_scales_step_where_the_references_do(self, dtype: torch.dtype, device: str) -> None:
         # 6 x 2^e, the numbers next to it and those one bit of the type away, for every exponent.
         exponents = torch.arange(-130, 126)
@@ -85,22 +67,7 @@ def test_any_float32_group_has_the_references_bytes(x: np.ndarray) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_many_rows_have_the_references_bytes_on_a_device(dtype: torch.dtype) -> None:
-    check_quantise(KIND, random_bits(80_011, 128, dtype), "cuda")
-    check_quantise(KIND, random_numbers(80_011, 128, dtype), "cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_entries_are_rounded_as_by_the_reference_on_a_device(dtype: torch.dtype) -> None:
     x = random_numbers(64 * 17, 128, dtype).view(17, 64, 128)
     found = gpu.round_index_entries(x.cuda()).cpu()
     assert equal_bits(found, reference.round_index_entries(x))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_bytes_read_back_as_the_references_numbers(dtype: torch.dtype, device: str) -> None:
-    data = torch.zeros(515, 64, dtype=torch.uint8)
-    scales = torch.zeros(515, 4, dtype=torch.uint8)
-    check_dequantise(KIND, random_bytes((data, scales)), dtype, device)

@@ -8,18 +8,14 @@ from hypothesis import given
 from kernels.gpu import main_entries as gpu
 from kernels.reference import main_entries as reference
 from tests.kernels.exact_formats import E2M1, E4M3, midpoints, neighbours, rows_of
-from tests.kernels.golden_quant import equal_bits, kept_codes, kept_inputs
+from tests.kernels.gpu.rows_contract import RowsContract
 from tests.kernels.gpu.rows_on_device import (
     DEVICES,
     DTYPES,
     Kind,
     check_dequantise,
     check_quantise,
-    quantise_on,
-    random_bits,
-    random_bytes,
     random_numbers,
-    special_groups,
 )
 
 KIND = Kind(
@@ -33,28 +29,14 @@ KIND = Kind(
 )
 
 
+class TestRows(RowsContract):
+    kind = KIND
+    golden = "main"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestQuantise:
-    def test_random_entries_have_the_references_bytes(
-        self, dtype: torch.dtype, device: str
-    ) -> None:
-        check_quantise(KIND, random_bits(37, 512, dtype), device)
-        check_quantise(KIND, random_numbers(37, 512, dtype), device)
-
-    def test_special_numbers_have_the_references_bytes(
-        self, dtype: torch.dtype, device: str
-    ) -> None:
-        check_quantise(KIND, KIND.rows_of_groups(special_groups(16, dtype)), device)
-
-    def test_entries_have_the_golden_bytes(self, dtype: torch.dtype, device: str) -> None:
-        x = kept_inputs("main").to(dtype)
-        # The vectors have 32 channels; zeros fill up the entry, and their codes are zeros.
-        filled = torch.cat([x, x.new_zeros(len(x), 512 - 32)], dim=1)
-        (entries,) = quantise_on(KIND, filled, device)
-        assert equal_bits(entries[:, :16].contiguous(), kept_codes("main", "codes"))
-        assert equal_bits(entries[:, 256:258].contiguous(), kept_codes("main", "scale_codes"))
-
     def test_every_scale_has_the_references_code_around_its_ties(
         self, dtype: torch.dtype, device: str
     ) -> None:
@@ -97,20 +79,6 @@ def test_all_bfloat16_numbers_under_every_scale_have_the_references_codes(device
 @given(rows_of(16, E2M1))
 def test_any_float32_group_has_the_references_bytes(x: np.ndarray) -> None:
     check_quantise(KIND, KIND.rows_of_groups(torch.from_numpy(x)[None]), "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_many_rows_have_the_references_bytes_on_a_device(dtype: torch.dtype) -> None:
-    check_quantise(KIND, random_bits(20_011, 512, dtype), "cuda")
-    check_quantise(KIND, random_numbers(20_011, 512, dtype), "cuda")
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_bytes_read_back_as_the_references_numbers(dtype: torch.dtype, device: str) -> None:
-    rows = torch.zeros(259, 288, dtype=torch.uint8)
-    check_dequantise(KIND, random_bytes((rows,)), dtype, device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -8,18 +8,12 @@ from hypothesis import given
 from kernels.gpu import window_rows as gpu
 from kernels.reference import window_rows as reference
 from tests.kernels.exact_formats import E4M3, midpoints, neighbours, rows_of
-from tests.kernels.golden_quant import equal_bits, kept_codes, kept_inputs
+from tests.kernels.gpu.rows_contract import RowsContract
 from tests.kernels.gpu.rows_on_device import (
     DEVICES,
     DTYPES,
     Kind,
-    check_dequantise,
     check_quantise,
-    quantise_on,
-    random_bits,
-    random_bytes,
-    random_numbers,
-    special_groups,
 )
 
 KIND = Kind(
@@ -33,26 +27,14 @@ KIND = Kind(
 )
 
 
+class TestRows(RowsContract):
+    kind = KIND
+    golden = "window"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestQuantise:
-    def test_random_rows_have_the_references_bytes(self, dtype: torch.dtype, device: str) -> None:
-        check_quantise(KIND, random_bits(19, 512, dtype), device)
-        check_quantise(KIND, random_numbers(19, 512, dtype), device)
-
-    def test_special_numbers_have_the_references_bytes(
-        self, dtype: torch.dtype, device: str
-    ) -> None:
-        check_quantise(KIND, KIND.rows_of_groups(special_groups(32, dtype)), device)
-
-    def test_rows_have_the_golden_bytes(self, dtype: torch.dtype, device: str) -> None:
-        x = kept_inputs("window").to(dtype)
-        # The vectors have 32 channels; zeros fill up the row.
-        filled = torch.cat([x, x.new_zeros(len(x), 512 - 32)], dim=1)
-        (rows,) = quantise_on(KIND, filled, device)
-        assert equal_bits(rows[:, :32].contiguous(), kept_codes("window", "codes"))
-        assert equal_bits(rows[:, 512:513].contiguous(), kept_codes("window", "scale_codes"))
-
     def test_scales_step_where_the_references_do(self, dtype: torch.dtype, device: str) -> None:
         # 448 x 2^e and the number of the type above it, for every exponent from below the floor.
         exponents = torch.arange(-25, 120)
@@ -78,17 +60,3 @@ class TestQuantise:
 @given(rows_of(32, E4M3))
 def test_any_float32_group_has_the_references_bytes(x: np.ndarray) -> None:
     check_quantise(KIND, KIND.rows_of_groups(torch.from_numpy(x)[None]), "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_many_rows_have_the_references_bytes_on_a_device(dtype: torch.dtype) -> None:
-    check_quantise(KIND, random_bits(20_011, 512, dtype), "cuda")
-    check_quantise(KIND, random_numbers(20_011, 512, dtype), "cuda")
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_any_bytes_read_back_as_the_references_numbers(dtype: torch.dtype, device: str) -> None:
-    rows = torch.zeros(259, 528, dtype=torch.uint8)
-    check_dequantise(KIND, random_bytes((rows,)), dtype, device)

@@ -10,13 +10,12 @@ import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
 from tests.kvstore.admin.command_line import find_running
-
-END_DEADLINE_S = 10.0
+from tests.patience import PATIENCE_S
 
 
 def end_all(folder: Path) -> None:
     """Kill what still runs for a folder; pytest's folders are nobody else's."""
-    due_s = time.monotonic() + END_DEADLINE_S
+    due_s = time.monotonic() + PATIENCE_S
     while found := find_running(folder):
         assert time.monotonic() < due_s, found
         for pid in found:

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,8 @@ from tests.kvstore.admin.command_line import (
 )
 from tests.kvstore.admin.conftest import end_all
 from tests.kvstore.cluster.fleets import planned_map
+from tests.patience import OPERATION_S, PATIENCE_S, wait_until
 
-WAIT_S = 20.0
 SAID: dict[str, Any] = {
     "agent": "a01",
     "pid": 42,
@@ -292,14 +292,7 @@ def cluster() -> Iterator[LocalCluster]:
     shutil.rmtree(folder)
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    due_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < due_s
-        time.sleep(0.1)
-
-
-def ask(cluster: LocalCluster, deadline_s: float = 5.0) -> list[AgentReport]:
+def ask(cluster: LocalCluster, deadline_s: float = OPERATION_S) -> list[AgentReport]:
     async def run() -> list[AgentReport]:
         return await ask_agents(
             load_cluster_map(cluster.cluster_path),
@@ -412,7 +405,7 @@ def test_agent_that_is_no_entrypoint_is_found_through_the_directory(
         wait_until(lambda: len(ask(cluster)) == 3 and ask(cluster)[2].silent_s is None)
     finally:
         process.kill()
-        process.communicate(timeout=WAIT_S)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_entrypoint_that_is_down_is_named_and_ends_status_with_6(cluster: LocalCluster) -> None:

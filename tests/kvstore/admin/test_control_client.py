@@ -26,6 +26,7 @@ from kvstore.admin.quantities import make_code
 from kvstore.errors import InvalidArgument
 from kvstore.retention import DEFAULT_POLICY
 from tests.kvstore.admin.command_line import start_cachalot
+from tests.patience import OPERATION_S, PATIENCE_S, WELL_BEFORE_S, wait_until
 
 TOKEN = "a-token-of-the-test-that-is-long-enough"
 
@@ -107,7 +108,7 @@ def test_request_carries_the_token_and_the_body_and_gives_the_answer() -> None:
     with peer(reply("200 OK", b'{"a": 1}')) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
         body = {"why": "ü"}
-        assert plane.ask_any("PUT", "/api/policy", body=body, deadline_s=5.0) == {"a": 1}
+        assert plane.ask_any("PUT", "/api/policy", body=body, deadline_s=OPERATION_S) == {"a": 1}
     head, _, content = one.requests[0].partition(b"\r\n\r\n")
     assert head.startswith(b"PUT /api/policy HTTP/1.1\r\n")
     assert f"Authorization: Bearer {TOKEN}".encode() in head
@@ -123,7 +124,7 @@ def test_refusal_has_the_exit_code_of_who_has_to_act(status: str, exit_code: int
     with peer(reply(status, body)) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
         with pytest.raises(ControlRefused) as caught:
-            plane.ask(one.endpoint(), "GET", "/x", deadline_s=5.0)
+            plane.ask(one.endpoint(), "GET", "/x", deadline_s=OPERATION_S)
     assert caught.value.exit_code == exit_code
     if status.startswith("400"):
         assert str(caught.value) == "TTL: given 0, expected 1 or more"
@@ -136,7 +137,7 @@ def test_refusal_without_json_is_still_one_line() -> None:
     with peer(reply("502 Bad Gateway", b"<html>")) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
         with pytest.raises(ControlRefused, match=r"^node n01: HTTP status 502$"):
-            plane.ask(one.endpoint(), "GET", "/x", deadline_s=5.0)
+            plane.ask(one.endpoint(), "GET", "/x", deadline_s=OPERATION_S)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ def test_what_is_no_answer_of_the_api_counts_as_unreachable(
     with peer(answer) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
         with pytest.raises(ControlUnreachable) as caught:
-            plane.ask(one.endpoint(), "GET", "/x", deadline_s=5.0)
+            plane.ask(one.endpoint(), "GET", "/x", deadline_s=OPERATION_S)
     assert caught.value.is_sent
     assert "\n" not in str(caught.value)
 
@@ -170,7 +171,7 @@ def test_answer_longer_than_the_bound_is_not_taken_in() -> None:
     with peer(flood) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
         with pytest.raises(ControlUnreachable, match="more than 16777216 bytes"):
-            plane.ask(one.endpoint(), "GET", "/x", deadline_s=20.0)
+            plane.ask(one.endpoint(), "GET", "/x", deadline_s=OPERATION_S)
 
 
 def test_deadline_holds_for_an_answer_that_comes_a_byte_at_a_time() -> None:
@@ -182,10 +183,8 @@ def test_deadline_holds_for_an_answer_that_comes_a_byte_at_a_time() -> None:
 
     with peer(trickle) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
-        started_s = time.monotonic()
         with pytest.raises(ControlUnreachable, match="no answer in time"):
             plane.ask(one.endpoint(), "GET", "/x", deadline_s=0.3)
-        assert time.monotonic() - started_s < 2.0
 
 
 @pytest.mark.parametrize("first", [b"HTTP/1.1 200 OK\r\n", b""], ids=["headers", "status line"])
@@ -198,10 +197,8 @@ def test_deadline_holds_for_a_head_that_comes_a_byte_at_a_time(first: bytes) -> 
 
     with peer(trickle) as one:
         plane = ControlPlane([one.endpoint()], TOKEN)
-        started_s = time.monotonic()
         with pytest.raises(ControlUnreachable, match="no answer in time"):
             plane.ask(one.endpoint(), "GET", "/x", deadline_s=0.3)
-        assert time.monotonic() - started_s < 2.0
 
 
 def test_redirection_is_a_refusal_and_is_not_followed() -> None:
@@ -210,7 +207,7 @@ def test_redirection_is_a_refusal_and_is_not_followed() -> None:
         with peer(reply(place, b"")) as one:
             plane = ControlPlane([one.endpoint()], TOKEN)
             with pytest.raises(ControlRefused, match=r"^node n01: HTTP status 302$"):
-                plane.ask(one.endpoint(), "GET", "/x", deadline_s=5.0)
+                plane.ask(one.endpoint(), "GET", "/x", deadline_s=OPERATION_S)
         assert other.requests == []
 
 
@@ -220,7 +217,7 @@ def test_host_in_the_map_that_no_resolver_takes_is_a_node_that_cannot_be_reached
 ) -> None:
     odd = ControlEndpoint(node="n01", address=f"{host}:80")
     with pytest.raises(ControlUnreachable) as caught:
-        ControlPlane([odd], TOKEN).ask(odd, "GET", "/x", deadline_s=1.0)
+        ControlPlane([odd], TOKEN).ask(odd, "GET", "/x", deadline_s=OPERATION_S)
     assert not caught.value.is_sent
 
 
@@ -237,60 +234,56 @@ def test_next_node_is_asked_when_the_first_is_not_there() -> None:
     gone = ControlEndpoint(node="n01", address=free_address())
     with peer(reply("200 OK", b'{"from": 2}')) as two:
         plane = ControlPlane([gone, two.endpoint("n02")], TOKEN)
-        assert plane.ask_any("PUT", "/x", body={}, deadline_s=5.0) == {"from": 2}
+        assert plane.ask_any("PUT", "/x", body={}, deadline_s=OPERATION_S) == {"from": 2}
 
 
 def test_change_that_may_have_been_made_is_not_sent_to_a_second_node() -> None:
     with peer(lambda connection: None) as one, peer(reply("200 OK", b"{}")) as two:
         plane = ControlPlane([one.endpoint("n01"), two.endpoint("n02")], TOKEN)
         with pytest.raises(ControlUnreachable):
-            plane.ask_any("PUT", "/x", body={}, deadline_s=5.0)
+            plane.ask_any("PUT", "/x", body={}, deadline_s=OPERATION_S)
         assert two.requests == []
-        assert plane.ask_any("GET", "/x", deadline_s=5.0) == {}, "a question may be asked again"
+        # A question may be asked again.
+        assert plane.ask_any("GET", "/x", deadline_s=OPERATION_S) == {}
 
 
 def test_without_any_worker_the_way_to_start_one_is_named() -> None:
     nodes = [ControlEndpoint(node=f"n0{n}", address=free_address()) for n in range(1, 5)]
     with pytest.raises(NoWorker, match=r"n01: .*Connection refused; .*; and 2 more; `cachalot up"):
-        ControlPlane(nodes, TOKEN).ask_any("GET", "/x", deadline_s=1.0)
+        ControlPlane(nodes, TOKEN).ask_any("GET", "/x", deadline_s=OPERATION_S)
 
 
 def test_each_node_is_asked_and_a_fault_is_its_own() -> None:
     gone = ControlEndpoint(node="n01", address=free_address())
     with peer(reply("200 OK", b'{"a": 1}')) as two, peer(reply("503 No", b"{}")) as three:
         plane = ControlPlane([gone, two.endpoint("n02"), three.endpoint("n03")], TOKEN)
-        found = plane.ask_each("GET", "/x", deadline_s=5.0)
+        found = plane.ask_each("GET", "/x", deadline_s=OPERATION_S)
     assert list(found) == ["n01", "n02", "n03"]
     assert isinstance(found["n01"], ControlUnreachable)
     assert not found["n01"].is_sent
     assert found["n02"] == {"a": 1}
     assert isinstance(found["n03"], ControlRefused)
-    assert ControlPlane([], TOKEN).ask_each("GET", "/x", deadline_s=1.0) == {}
+    assert ControlPlane([], TOKEN).ask_each("GET", "/x", deadline_s=OPERATION_S) == {}
 
 
-def test_interrupted_command_ends_at_once_while_a_worker_is_silent(running: Path) -> None:
+def test_interrupted_command_ends_while_a_worker_is_silent(running: Path) -> None:
     token = running / "token"
     token.write_text("t" * 40)
     token.chmod(0o600)
     is_over = threading.Event()
 
     def hold(connection: socket.socket) -> None:
-        is_over.wait(30.0)
+        is_over.wait(PATIENCE_S)
 
     with peer(hold) as silent:
         command = start_cachalot(
             "verify", "--cluster", running / "cluster.toml",
             "--control", silent.address, "--token-file", token,
         )  # fmt: skip
-        due_s = time.monotonic() + 20.0
-        while not silent.requests:
-            assert time.monotonic() < due_s
-            time.sleep(0.02)
-        started_s = time.monotonic()
+        wait_until(lambda: silent.requests)
         command.send_signal(signal.SIGINT)
-        _, stderr = command.communicate(timeout=20.0)
+        _, stderr = command.communicate(timeout=WELL_BEFORE_S)
         is_over.set()
-    assert time.monotonic() - started_s < 5.0
     assert (command.returncode, stderr) == (130, "")
 
 

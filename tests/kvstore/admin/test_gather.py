@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from kvstore.admin.quantities import make_code
 from kvstore.admin.worker_status import WorkerState
 from kvstore.cluster.entities import ClusterMap
 from tests.kvstore.admin.test_control_client import peer
+from tests.patience import PATIENCE_S, WELL_BEFORE_S
 
 
 @dataclass
@@ -24,12 +24,12 @@ class OwnWorker:
     map: ClusterMap
 
 
-async def test_workers_that_hang_are_waited_for_two_seconds_and_asked_once_for_many() -> None:
+async def test_workers_that_hang_are_given_up_and_asked_once_for_many() -> None:
     is_over = threading.Event()
     asked: list[str] = []
 
     def hold(connection: socket.socket) -> None:
-        is_over.wait(30.0)
+        is_over.wait(PATIENCE_S)
 
     async def own() -> dict[str, Any]:
         asked.append("own")
@@ -45,9 +45,8 @@ async def test_workers_that_hang_are_waited_for_two_seconds_and_asked_once_for_m
         )
         handle: Any = OwnWorker("n01", cluster_map)
         gatherer = WorkerGatherer(handle, "token", own)
-        started_s = time.monotonic()
-        found = await asyncio.gather(*(gatherer.gather() for _ in range(20)))
-        assert time.monotonic() - started_s < 4.0
+        async with asyncio.timeout(WELL_BEFORE_S):
+            found = await asyncio.gather(*(gatherer.gather() for _ in range(20)))
     assert asked == ["own"]
     assert [worker.state for worker in found[0].workers] == [
         *(WorkerState.RUNNING, WorkerState.NO_ANSWER, WorkerState.NO_ANSWER),

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,13 @@ def open_descriptors() -> set[str]:
     return {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
 
 
-def test_cluster_of_twelve_starts_and_stops_in_seconds(folder: Path) -> None:
+def test_cluster_of_twelve_starts_and_stops(folder: Path) -> None:
     before = open_descriptors()
-    started_s = time.monotonic()
     with LocalCluster.start(folder) as cluster:
         assert len(find_running(folder)) == 12
         assert len(cluster.node_names) == 12
         assert (cluster.map.code.k, cluster.map.code.m) == (10, 2)
         assert all(cluster.is_alive(node) for node in cluster.node_names)
-    assert time.monotonic() - started_s < 30.0
     assert find_running(folder) == []
     assert open_descriptors() == before, "descriptors were leaked"
 

@@ -15,6 +15,8 @@ import pytest
 
 from engine.client import EngineClient, find_places
 from kvstore.admin.engine_plan import choose_engines, name_engines, parse_engines
+from kvstore.admin.engine_status import EnginesStatus, EngineStatus
+from kvstore.admin.exit_codes import ExitCode
 from kvstore.admin.local_engines import LocalEngines, check_engines, engine_command
 from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
 from kvstore.admin.node_process import ENGINE, is_command_of_node
@@ -82,8 +84,9 @@ def test_engines_can_be_added_and_none_taken_away() -> None:
 def test_model_changes_only_while_no_engine_runs() -> None:
     known = LocalEngineOptions(model="m", both=1)
     assert choose_engines(known, None, "other", running=[]).model == "other"
-    with pytest.raises(InvalidArgument, match="--model: given other, while b01"):
-        choose_engines(known, None, "other", running=["b01"])
+    for running, said in ((["b01"], "b01 runs m"), (["b01", "b02"], "b01, b02 run m")):
+        with pytest.raises(InvalidArgument, match=f"--model: given other, while {said}"):
+            choose_engines(known, None, "other", running=running)
     with pytest.raises(InvalidArgument, match="--model: given nothing"):
         choose_engines(LocalEngineOptions(), parse_engines("1b"), None, running=[])
 
@@ -117,6 +120,59 @@ def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
         assert place.read_engine_options() == LocalEngineOptions()
 
 
+# --- status
+
+
+def status_of(
+    engine: str,
+    role: str,
+    *,
+    pid: int | None = 1,
+    problem: str = "",
+    namespace: str | None = None,
+) -> EngineStatus:
+    return EngineStatus(
+        engine=engine, role=role, pid=pid, socket="s", problem=problem, namespace=namespace
+    )
+
+
+def test_engine_that_is_down_or_silent_is_not_alive() -> None:
+    alive = status_of("p01", "prefill")
+    down, silent = status_of("d01", "decode", pid=None), status_of("d02", "decode", problem="no")
+    whole, torn = EnginesStatus((alive,)), EnginesStatus((alive, down, silent))
+    assert (whole.are_all_alive, whole.describe()) == (True, "1 of 1 engine alive")
+    assert (torn.are_all_alive, torn.describe()) == (False, "1 of 3 engines alive")
+    assert EnginesStatus().are_all_alive
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        ([("p01", "prefill", 1), ("d01", "decode", None)], "engines: no decode worker answers: "),
+        ([("p01", "prefill", None), ("d01", "decode", 1)], "engines: no prefill worker answers; "),
+        ([("p01", "prefill", 1), ("d01", "decode", 1), ("d02", "decode", None)], ""),
+        ([("p01", "prefill", 1), ("b01", "both", 1)], ""),
+        ([("p01", "prefill", None), ("d01", "decode", None)], ""),
+    ],
+)
+def test_role_that_nobody_plays_is_named(
+    engines: list[tuple[str, str, int | None]], said: str
+) -> None:
+    status = EnginesStatus(tuple(status_of(name, role, pid=pid) for name, role, pid in engines))
+    found = [line for line in status.problems() if line.startswith("engines: ")]
+    assert [line[: len(said)] for line in found] == ([said] if said else [])
+
+
+def test_engines_of_different_models_are_named() -> None:
+    one, two = (
+        status_of(name, role, namespace=space)
+        for name, role, space in (("p01", "prefill", "aa"), ("d01", "decode", "bb"))
+    )
+    (line,) = EnginesStatus((one, two, status_of("d02", "decode"))).problems()
+    assert line.endswith("as their models differ (namespaces: p01 aa; d01 bb)")
+    assert EnginesStatus((one, status_of("d01", "decode", namespace="aa"))).problems() == []
+
+
 # --- processes
 
 
@@ -126,9 +182,12 @@ async def first_tokens(folder: Path, prompt_ids: Sequence[int] = (5, 6, 7)) -> l
     return [token async for part in parts for token in part.token_ids]
 
 
-def engines_in_status(folder: Path, *words: str) -> list[dict[str, Any]]:
-    said = cachalot_here("status", "--cluster", folder / "cluster.toml", "--json", *words, code=0)
-    engines: list[dict[str, Any]] = json.loads(said.stdout)["engines"]
+def engines_in_status(folder: Path, *words: str, code: int = 0) -> list[dict[str, Any]]:
+    words = ("status", "--cluster", str(folder / "cluster.toml"), "--json", *words)
+    said = json.loads(cachalot_here(*words, code=code).stdout)
+    engines: list[dict[str, Any]] = said["engines"]
+    counts = len(engines), sum(engine["is_alive"] for engine in engines)
+    assert (said["engines_total"], said["engines_alive"]) == counts
     return engines
 
 
@@ -153,13 +212,16 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
         }.items()
     )
     assert seen["free_blocks"] <= seen["pool_blocks"]
+    assert (seen["model"], len(seen["namespace"])) == ("v41-mini", 32)
     LocalEngines(LocalFolder(folder)).kill("b01", signal.SIGSTOP)
-    (silent,) = engines_in_status(folder, "--wait-s", "0.5")
+    (silent,) = engines_in_status(folder, "--wait-s", "0.5", code=ExitCode.NODES_DOWN)
     assert (silent["state"], silent["pid"]) == ("silent", engine["pid"])
     assert "no answer within 0.5 s" in silent["problem"]
     LocalEngines(LocalFolder(folder)).kill("b01")
-    (down,) = engines_in_status(folder)
+    (down,) = engines_in_status(folder, code=ExitCode.NODES_DOWN)
     assert (down["state"], down["pid"], down["requests"]) == ("down", None, None)
+    words = ("status", "--cluster", folder / "cluster.toml")
+    assert "\n0 of 1 engine alive\n" in cachalot_here(*words, code=ExitCode.NODES_DOWN).stdout
     (again,) = cachalot_json("up", "--dir", folder, "--no-gc")["engines"]
     assert again["is_started"]
     assert again["pid"] != engine["pid"]
@@ -171,6 +233,7 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     line = one_line(cachalot_here("down", "--dir", folder, "--engine", "b02", code=2))
     assert line == "cachalot: --engine: given 'b02', expected one of the cluster: b01"
     status = cachalot_here("status", "--cluster", folder / "cluster.toml", code=0).stdout
+    assert "\n1 of 1 engine alive\n" in status
     rows = [line.split() for line in status.splitlines()]
     assert [[*row[:4], row[-1]] for row in rows if row[:1] == ["b01"]] == [
         ["b01", "running", str(again["pid"]), "both", engine["socket"]]

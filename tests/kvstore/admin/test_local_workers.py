@@ -1,8 +1,7 @@
 """Real workers beside real nodes: who starts them, who ends them, and what they make possible."""
 
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,9 @@ from kvstore.cluster.map import load_cluster_map
 from kvstore.errors import NodeError
 from tests.kvstore.admin.command_line import cachalot_here, cachalot_json, find_running
 from tests.kvstore.admin.control_host import Reply, request
+from tests.patience import wait_until
 
-WAIT_S = 20.0
 SMALL = ("--nodes", "3", "--code", "2+1", "--target-size", "8MiB")
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    due_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < due_s
-        time.sleep(0.05)
 
 
 def ask(cluster: LocalCluster, node: str, method: str, path: str, body: object = None) -> Reply:
@@ -60,7 +52,7 @@ def test_node_that_was_down_catches_up_with_the_policy(cluster: LocalCluster) ->
     said = ask(cluster, "n01", "PUT", "/api/policy", {"change": change, "who": "ada"}).json
     assert list(said["missing"]) == ["n02"]
     cluster.restart_node("n02")
-    wait_for(lambda: ask(cluster, "n01", "GET", "/api/policy").json["nodes"]["n02"] == 1)
+    wait_until(lambda: ask(cluster, "n01", "GET", "/api/policy").json["nodes"]["n02"] == 1)
 
 
 def test_killed_worker_is_started_again_on_its_old_port(cluster: LocalCluster) -> None:
@@ -85,7 +77,7 @@ def test_node_serves_without_its_worker(cluster: LocalCluster) -> None:
 
 
 def test_workers_end_by_themselves_when_they_are_asked(cluster: LocalCluster) -> None:
-    wait_for(
+    wait_until(
         lambda: all(
             "looking after" in cluster.workers.log_path(node).read_text()
             for node in cluster.node_names
@@ -113,7 +105,7 @@ def test_taken_control_port_costs_that_worker_its_api_and_nothing_else(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LocalCluster.start(folder, nodes=1, k=1, m=0, target_size_bytes=8 << 20, gc=True) as one:
-        wait_for(lambda: "looking after" in one.workers.log_path("n01").read_text())
+        wait_until(lambda: "looking after" in one.workers.log_path("n01").read_text())
         one.workers.kill("n01")
         with (
             bind_control_ports(one.map.nodes)["n01"],

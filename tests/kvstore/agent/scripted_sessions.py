@@ -17,6 +17,7 @@ from kvstore.agent.session import Session
 from kvstore.agent.session_bounds import SessionBounds
 from kvstore.errors import StoreError
 from kvstore.socket_file import SocketFile
+from tests.patience import PATIENCE_S
 
 MATCH = m.Match(namespace=0, keys=b"", deadline_s=1.0)
 
@@ -157,7 +158,7 @@ class Client:
         readable = asyncio.Event()
         loop.add_reader(self.socket, readable.set)
         try:
-            await asyncio.wait_for(readable.wait(), 10)
+            await asyncio.wait_for(readable.wait(), PATIENCE_S)
         finally:
             loop.remove_reader(self.socket)
         try:
@@ -204,7 +205,7 @@ async def serving(
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
 

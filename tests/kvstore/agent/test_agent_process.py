@@ -18,6 +18,7 @@ from kvstore import agent_messages as m
 from kvstore.agent.main import AgentFailed, end_by_fault
 from kvstore.errors import StoreError
 from kvstore.socket_file import SocketFile
+from tests.patience import PATIENCE_S
 
 from .agent_process import ROOT, AgentProcess, agent_command, is_running, short_folder
 from .arena_runs import SectionedBlocks
@@ -97,20 +98,20 @@ def test_agent_saves_what_was_handed_over_before_it_ends(cluster_path: str) -> N
             assert isinstance(ended, m.StoreEnded)
             assert ended.stored == 128
             engine.wait_until_ended()
-        assert agent.process.wait(20) == 0
+        assert agent.process.wait(PATIENCE_S) == 0
         assert not agent.socket_path.exists()
         wait_until(lambda: not any(map(is_running, workers)))
 
 
-def test_killed_agent_is_noticed_at_once_and_its_socket_is_taken_over(cluster_path: str) -> None:
+def test_killed_agent_is_noticed_and_its_socket_is_taken_over(cluster_path: str) -> None:
     with AgentProcess(cluster_path) as agent:
         workers = agent.workers()
         with agent.engine() as engine:
-            engine.socket.settimeout(5.0)
+            engine.socket.settimeout(PATIENCE_S)
             agent.process.kill()
             engine.wait_until_ended()
         wait_until(lambda: not any(map(is_running, workers)))
-        agent.process.wait(5)
+        agent.process.wait(PATIENCE_S)
         assert agent.process.stdout is not None
         agent.process.stdout.close()
         assert agent.socket_path.exists()
@@ -143,6 +144,7 @@ async def test_fault_of_ours_that_nobody_waited_for_ends_the_agent() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_thousand_engines_that_are_killed_leave_nothing_behind(agent: AgentProcess) -> None:
     with agent.engine() as engine:
         store(engine, engine.open(CHAIN.namespace), CHAIN)
@@ -217,7 +219,7 @@ def test_engine_that_reads_no_answers_does_not_hold_up_another(agent: AgentProce
 def test_socket_of_a_dead_agent_can_be_taken_by_this_process(cluster_path: str) -> None:
     with AgentProcess(cluster_path) as agent:
         agent.process.kill()
-        agent.process.wait(5)
+        agent.process.wait(PATIENCE_S)
         with SocketFile(agent.socket_path, os.getpid()) as found:
             assert found.listener.fileno() >= 0
         assert not Path(agent.socket_path).exists()

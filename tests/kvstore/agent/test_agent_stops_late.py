@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import AgentClient, BlockLayout, Section, StoreClient
 from kvstore.retention import DEFAULT_POLICY
 from tests.kvstore.agent.test_policy_follower import tell_a_node
+from tests.patience import PATIENCE_S
 
 from .agent_process import AgentProcess, short_folder
 from .arena_runs import SectionedBlocks
@@ -59,13 +59,13 @@ async def test_agent_that_stops_waits_for_nodes_that_are_slow_to_save(
                 cluster.kill(name, signal.SIGCONT)
             stored = [(await save).stored for save in saves]
         assert stored == [BLOCKS] * RUNS
-        assert agent.process.wait(20) == 0
+        assert agent.process.wait(PATIENCE_S) == 0
     async with StoreClient.connect(cluster.cluster_path) as store:
         assert await store.match(blocks.namespace, blocks.keys) == RUNS * BLOCKS
 
 
 @pytest.mark.slow
-async def test_agent_obeys_another_ttl_of_window_state_within_ten_seconds(
+async def test_agent_obeys_another_ttl_of_window_state(
     cluster: LocalCluster,
 ) -> None:
     layout = BlockLayout((Section("w", 5_000),))
@@ -79,8 +79,6 @@ async def test_agent_obeys_another_ttl_of_window_state_within_ten_seconds(
                 "window_ttl_s", SHORT_TTL_S, who="test", why="shorter", at_s=1
             )
             await tell_a_node(cluster.map, policy)
-            begun_s = time.monotonic()
-            async with asyncio.timeout(11):
+            async with asyncio.timeout(PATIENCE_S):
                 while await client.lookup(namespace, [key]) == [""]:
                     await asyncio.sleep(0.1)
-            assert time.monotonic() - begun_s < 11

@@ -6,8 +6,10 @@ import random
 import time
 
 import numpy as np
+import pytest
 
 from kvstore import agent_messages as m
+from tests.patience import OPERATION_S, WELL_BEFORE_S
 
 from .agent_process import AgentProcess, is_running
 from .arena_runs import SectionedBlocks
@@ -17,8 +19,6 @@ from .process_usage import usage_of
 from .raw_engine import RawEngine
 
 SESSIONS = 150
-OPERATION_S = 5.0
-"""Of an honest engine, far below what it would wait. It is some milliseconds."""
 CONNECTIONS_MAX = 2 * 12 + 1
 """Two to each node, made when they are needed, and the listener for other agents."""
 KEY = b"honest engine's key".ljust(32)
@@ -41,13 +41,13 @@ class HonestEngine:
         self._fetch()
         self._fetch_window()
         matched = self._engine.ask(
-            m.Match(self._namespace, b"".join(self._blocks.keys), deadline_s=10.0), m.Matched
+            m.Match(self._namespace, b"".join(self._blocks.keys), deadline_s=OPERATION_S), m.Matched
         )
         assert matched.blocks == 8
         self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
 
     def _fetch(self) -> None:
-        leased = self._engine.lease(self._namespace, 8, deadline_s=10.0)
+        leased = self._engine.lease(self._namespace, 8, deadline_s=OPERATION_S)
         assert leased.blocks == 8
         ended = self._engine.ask(fetch_request(leased.run, self._blocks), m.FetchEnded)
         assert ended.blocks == 8
@@ -58,14 +58,18 @@ class HonestEngine:
 
     def _fetch_window(self) -> None:
         assert put_window(self._engine, self._namespace, KEY, RECORD).is_kept
-        leased = self._engine.lease(self._namespace, 1, deadline_s=10.0, is_window=True)
-        request = m.FetchWindow(namespace=self._namespace, key=KEY, run=leased.run, deadline_s=10.0)
+        leased = self._engine.lease(self._namespace, 1, deadline_s=OPERATION_S, is_window=True)
+        request = m.FetchWindow(
+            namespace=self._namespace, key=KEY, run=leased.run, deadline_s=OPERATION_S
+        )
         assert self._engine.ask(request, m.WindowFetched).is_found
         run = self._engine.memory(leased, WINDOW)
         assert b"".join(bytes(run.section(at)) for at in range(3)) == RECORD
         self._engine.release(leased.run)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_agent_with_all_roles_survives_noise_of_every_kind_beside_an_honest_engine(
     cluster_path: str, rng: random.Random
 ) -> None:
@@ -90,7 +94,7 @@ def test_agent_with_all_roles_survives_noise_of_every_kind_beside_an_honest_engi
 
 
 def make_noise(agent: AgentProcess, honest: HonestEngine, seed: int) -> None:
-    """The honest engine works meanwhile, without an error and in time."""
+    """The honest engine works meanwhile, without an error, and waits for nobody's deadline."""
     with start_noise(agent.socket_path, seed, SESSIONS) as process:
         try:
             honest.longest_s = 0.0
@@ -99,7 +103,7 @@ def make_noise(agent: AgentProcess, honest: HonestEngine, seed: int) -> None:
             noise = read_noise(process)
         finally:
             process.kill()
-    assert honest.longest_s < OPERATION_S
+    assert honest.longest_s < WELL_BEFORE_S
     assert set(noise.sent) == {kind.__name__ for kind in REQUEST_TYPES}, noise.sent
     # It was not refused everything: the noise came as far as the workers and the pool.
     reached = {"RunLeased", "FetchEnded", "StoreEnded", "WindowFetched", "Done", "Refused"}

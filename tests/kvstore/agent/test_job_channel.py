@@ -22,6 +22,7 @@ from kvstore.agent.jobs import (
     order_decoder,
 )
 from tests.kvstore.agent.arena_runs import SectionedBlocks
+from tests.patience import PATIENCE_S
 
 NAMESPACE = NamespaceSpec.of(SectionedBlocks(1, seed=1).namespace)
 
@@ -101,9 +102,9 @@ def fill_descriptors_below(limit: int) -> list[int]:
     return taken
 
 
-async def until(is_true: object, deadline_s: float = 5.0) -> None:
+async def until(is_true: object) -> None:
     assert callable(is_true)
-    async with asyncio.timeout(deadline_s):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_true():
             await asyncio.sleep(0.001)
 

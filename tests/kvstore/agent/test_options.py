@@ -104,7 +104,7 @@ def test_name_of_a_host_is_made_to_fit_the_rule_of_names(host: str, name: str) -
 # Memory -------------------------------------------------------------------------------------------
 
 
-def test_memory_that_is_there_may_be_taken() -> None:
+def test_memory_that_is_there_raises_nothing() -> None:
     check_memory(100, 50, MemoryLeft(150, 150))
     check_memory(100, 50, MemoryLeft(None, None))
 

@@ -48,27 +48,27 @@ PIECES = [PlannedPiece(0, 64), PlannedPiece(64, 128), PlannedPiece(128, 150)]
 
 def test_complete_pieces_are_a_complete_fetch() -> None:
     results = [
-        PieceResult(64, FetchEnd.COMPLETE, 3, 1),
-        PieceResult(64, FetchEnd.COMPLETE, 0, 2),
-        PieceResult(22, FetchEnd.COMPLETE, 1, 0),
+        PieceResult(64, FetchEnd.COMPLETE, 3, 7, 1),
+        PieceResult(64, FetchEnd.COMPLETE, 0, 0, 2),
+        PieceResult(22, FetchEnd.COMPLETE, 1, 5, 0),
     ]
-    assert combine_pieces(PIECES, results) == (150, FetchEnd.COMPLETE, 4, 3)
+    assert combine_pieces(PIECES, results) == (150, FetchEnd.COMPLETE, 4, 12, 3)
 
 
 def test_fetch_ends_where_the_first_piece_ends_that_is_not_complete() -> None:
     results = [
-        PieceResult(64, FetchEnd.COMPLETE, 3, 0),
-        PieceResult(10, FetchEnd.TOO_FEW_SHARDS, 2, 1),
-        PieceResult(0, FetchEnd.DEADLINE, 0, 4),
+        PieceResult(64, FetchEnd.COMPLETE, 3, 1, 0),
+        PieceResult(10, FetchEnd.TOO_FEW_SHARDS, 2, 6, 1),
+        PieceResult(0, FetchEnd.DEADLINE, 0, 0, 4),
     ]
     # Rejected shards count wherever they were seen, decoded blocks only where somebody has them.
-    assert combine_pieces(PIECES, results) == (74, FetchEnd.TOO_FEW_SHARDS, 5, 5)
+    assert combine_pieces(PIECES, results) == (74, FetchEnd.TOO_FEW_SHARDS, 5, 7, 5)
 
 
 def test_complete_piece_behind_a_gap_counts_for_nothing() -> None:
     results = [
         PieceResult(0, FetchEnd.DEADLINE),
-        PieceResult(64, FetchEnd.COMPLETE, 9, 0),
-        PieceResult(22, FetchEnd.COMPLETE, 9, 0),
+        PieceResult(64, FetchEnd.COMPLETE, 9, 9, 0),
+        PieceResult(22, FetchEnd.COMPLETE, 9, 9, 0),
     ]
-    assert combine_pieces(PIECES, results) == (0, FetchEnd.DEADLINE, 0, 0)
+    assert combine_pieces(PIECES, results) == (0, FetchEnd.DEADLINE, 0, 0, 0)

@@ -96,13 +96,16 @@ async def test_session_may_rest_as_long_as_it_likes_between_messages(path: Path)
         client.close()
 
 
-async def test_each_message_has_its_own_time(path: Path) -> None:
+async def test_each_message_has_its_own_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now_s)
     data = m.pack_message(1, m.AskStatus())
     async with serving(path, ScriptedHandler(), message_s=0.4):
         client = Client(path)
         await client.send(data[:-1])
         for _ in range(6):
-            await asyncio.sleep(0.1)
+            now_s += 0.3
             await client.send(data[-1:] + data[:-1])
             assert isinstance(await client.answer(), m.StatusTold)
         client.close()

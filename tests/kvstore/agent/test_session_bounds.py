@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import agent_messages as m
+from tests.patience import PATIENCE_S
 
 from .scripted_sessions import (
     MATCH,
@@ -223,7 +224,7 @@ async def test_copies_of_all_sessions_are_bounded_in_one_turn_of_the_loop(path: 
         puts_before = len(handler.begun)
         assert isinstance(await other.ask(m.AskStatus()), m.StatusTold)
         assert len(handler.begun) - puts_before < 100, "it had to wait for the whole flood"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(handler.begun) < 300:
                 await asyncio.sleep(0)
         assert handler.rounds >= 300 / 4 - 2
@@ -260,7 +261,7 @@ async def test_session_may_end_while_its_copy_waits(path: Path) -> None:
     async with serving(path, handler, copied_per_turn_bytes_max=4_500) as server:
         client, other = Client(path), Client(path)
         await client.send(b"".join(put_of(number) for number in range(500)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not handler.begun:
                 await asyncio.sleep(0)
         server.close_sessions("in the middle")
@@ -282,7 +283,7 @@ async def test_session_may_end_in_the_middle_of_its_flood(path: Path) -> None:
     async with serving(path, handler, requests_per_visit_max=8) as server:
         client = Client(path)
         await client.send(m.pack_message(1, m.AskStatus()) * 1_000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not handler.asked:
                 await asyncio.sleep(0)
         server.close_sessions("in the middle")

@@ -33,9 +33,9 @@ from tests.kvstore.agent.arena_runs import (
     running_pool,
     workers_of,
 )
+from tests.patience import PATIENCE_S
 
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
-PATIENCE_S = 30.0
 NO_DEADLINE_S = 600.0
 """Of a job that must end for another reason."""
 
@@ -133,6 +133,12 @@ async def fetch_when_served(pool: WorkerPool, run: ArenaRun) -> None:
     assert run.holds(run.blocks.count)
 
 
+def until_lost_s(number: signal.Signals) -> float:
+    """Deadline of a job that is to end because of what befalls its worker, and not before."""
+    return NO_DEADLINE_S if number == signal.SIGKILL else 4.0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_fetch_ends_with_nothing_when_its_worker_is_lost(
     cluster: LocalCluster,
@@ -145,7 +151,7 @@ async def test_fetch_ends_with_nothing_when_its_worker_is_lost(
     pid = workers_of(pool)[0]["pid"]
     with still_nodes(cluster):
         # A killed worker is noticed at once; a stopped one by deadline, grace, and patience.
-        task = await begin_fetch(pool, run, NO_DEADLINE_S if number == signal.SIGKILL else 0.6)
+        task = await begin_fetch(pool, run, until_lost_s(number))
         os.kill(pid, number)
         ended = await asyncio.wait_for(task, PATIENCE_S)
         assert (ended.blocks, ended.ended) == (0, "deadline")
@@ -196,9 +202,15 @@ async def test_cancelled_fetch_returns_when_nothing_is_written_any_more(
     assert workers_of(pool)[0]["pid"] == pid
 
 
+@pytest.mark.slow
 async def test_cancelled_fetch_kills_the_worker_that_does_not_give_it_up(
-    cluster: LocalCluster, stored: SectionedBlocks, arena: Arena, pool: WorkerPool
+    cluster: LocalCluster,
+    stored: SectionedBlocks,
+    arena: Arena,
+    pool: WorkerPool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(worker_slot, "CANCEL_ANSWER_S", 4.0)
     run, other = arena.run(stored), arena.run(stored)
     pid = workers_of(pool)[0]["pid"]
     with still_nodes(cluster):
@@ -239,6 +251,7 @@ async def test_cancelled_fetch_that_waits_leaves_the_queue(
     assert (described["queued"], described["running"], described["cancelled"]) == (0, 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_save_counts_as_failed_when_its_worker_is_lost(
     cluster: LocalCluster, arena: Arena, storing_pool: WorkerPool, number: signal.Signals
@@ -248,7 +261,9 @@ async def test_save_counts_as_failed_when_its_worker_is_lost(
     run.fill()
     pid = workers_of(storing_pool, "store")[0]["pid"]
     with still_nodes(cluster):
-        task = asyncio.ensure_future(storing_pool.store(run.store_job(deadline_s=0.6)))
+        task = asyncio.ensure_future(
+            storing_pool.store(run.store_job(deadline_s=until_lost_s(number)))
+        )
         await wait_until(lambda: storing_pool.describe()["store"]["running"] == 1)
         os.kill(pid, number)
         ended = await asyncio.wait_for(task, PATIENCE_S)
@@ -319,6 +334,7 @@ async def test_agent_that_was_stopped_itself_does_not_replace_its_workers(
     assert (worker["pid"], worker["restarts"]) == (pid, 0)
 
 
+@pytest.mark.slow
 async def test_full_queue_refuses_at_once(
     cluster: LocalCluster,
     stored: SectionedBlocks,
@@ -333,7 +349,8 @@ async def test_full_queue_refuses_at_once(
         tasks = [
             asyncio.ensure_future(
                 pool.fetch(
-                    run.fetch_job(keys=keys, deadline_s=20.0 if number < 8 else 1.0), run.waker
+                    run.fetch_job(keys=keys, deadline_s=NO_DEADLINE_S if number < 8 else 4.0),
+                    run.waker,
                 )
             )
             for number, run in enumerate(runs)

@@ -23,6 +23,7 @@ from tests.kvstore.agent.arena_runs import (
     running_pool,
     workers_of,
 )
+from tests.patience import OPERATION_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -112,7 +113,7 @@ async def test_fetch_ends_at_the_first_block_that_nobody_has(
     with new_arena() as arena:
         run = arena.run(stored)
         async with running_pool(cluster_path, arena, workers=2) as pool:
-            ended = await pool.fetch(run.fetch_job(deadline_s=3.0), run.waker)
+            ended = await pool.fetch(run.fetch_job(deadline_s=OPERATION_S), run.waker)
         assert (ended.blocks, ended.ended) == (70, "too few shards")
         assert run.holds(70)
         assert ProgressReader(run.memory).is_ended

@@ -87,6 +87,7 @@ def test_reader_that_will_not_hear_is_no_error(ends: tuple[Waker, int]) -> None:
     with socket.socket(fileno=os.dup(reader)) as deaf:
         deaf.shutdown(socket.SHUT_RDWR)
     waker.wake()
+    assert waker.fileno() >= 0, "it is not closed either"
 
 
 def test_reader_is_woken_by_the_end_of_all_writers(ends: tuple[Waker, int]) -> None:

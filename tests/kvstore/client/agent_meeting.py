@@ -5,6 +5,7 @@ import asyncio
 from kvstore.client import AgentClient, ArenaRun
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent, ScriptedRun
+from tests.patience import PATIENCE_S
 
 BLOCKS = RandomBlocks(3, block_bytes=2048, seed=11)
 NAMESPACE, KEYS = BLOCKS.namespace, BLOCKS.keys
@@ -19,7 +20,7 @@ async def meet(client: AgentClient, agent: ScriptedAgent) -> AgentEnd:
 
 async def until(is_so: object) -> None:
     assert callable(is_so)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_so():
             await asyncio.sleep(0.005)
 

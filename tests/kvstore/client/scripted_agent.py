@@ -35,8 +35,8 @@ from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
 from kvstore.arena.wakeup import Waker, make_wakeup
 from kvstore.layout import BlockLayout
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 5.0
 ARENA_BYTES = 4 << 20
 RequestT = TypeVar("RequestT", bound=Message)
 

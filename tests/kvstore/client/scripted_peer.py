@@ -17,10 +17,10 @@ from kvstore import wire
 from kvstore.client.channel import NodeChannel
 from kvstore.errors import NodeError
 from tests.kvstore.faults.lying_proxy import Frame
+from tests.patience import PATIENCE_S
 
 CLUSTER = bytes(range(16))
 TARGET = "t01"
-PATIENCE_S = 5.0
 
 Dial = Callable[..., NodeChannel]
 """Makes a channel to a port; see the fixture `dial`."""

@@ -28,6 +28,7 @@ from kvstore.key import ImageSpan
 from kvstore.policy import plan_dense_hit, plan_hit
 from tests.kvstore.agent.agent_process import AgentProcess
 from tests.kvstore.blocks import RandomBlocks
+from tests.patience import PATIENCE_S
 
 LAYOUT = BlockLayout((Section("a", 22_784), Section("b", 22_784), Section("c", 45_568)))
 WINDOW = BlockLayout((Section("x", 70_752), Section("y", 70_752)))
@@ -151,7 +152,7 @@ async def test_lease_of_a_full_arena_waits_its_time_and_takes_what_there_is(
     assert whole is not None
     assert 200 < whole.blocks < 1000
     assert await client.lease_run(blocks.namespace, 200, deadline_s=0.05) is None
-    waiting = asyncio.create_task(client.lease_run(blocks.namespace, 70, deadline_s=5))
+    waiting = asyncio.create_task(client.lease_run(blocks.namespace, 70))
     await asyncio.sleep(0.02)
     assert not waiting.done()
     whole.release()
@@ -169,7 +170,7 @@ async def test_released_run_with_a_fetch_in_it_comes_back(
         run = await lease(client, blocks)
         client.fetch_run(blocks.namespace, blocks.keys, run)
         run.release()
-    whole = await client.lease_run(blocks.namespace, 10_000, deadline_s=5)
+    whole = await client.lease_run(blocks.namespace, 10_000)
     assert whole is not None
     whole.release()
     status = await client.status()
@@ -199,7 +200,7 @@ async def test_save_that_is_handed_over_outlives_its_client(
     mortal.save_run(blocks.namespace, blocks.keys, run)
     mortal.close()
     await mortal.end_background()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await client.match(blocks.namespace, blocks.keys) < 70:
             await asyncio.sleep(0.02)
 

@@ -14,6 +14,7 @@ from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument, Stor
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.client.agent_meeting import KEYS, NAMESPACE, begin, meet, until
 from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent
+from tests.patience import WELL_BEFORE_S
 
 
 async def test_nothing_is_ready_before_the_agent_has_begun_whatever_the_memory_holds(
@@ -74,7 +75,7 @@ async def test_end_of_a_fetch_wakes_who_waits_although_no_worker_wrote_it(
     waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
     await asyncio.sleep(0.02)
     await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         assert await waiting == 0
         assert await asyncio.to_thread(fetch.join) == await fetch
 
@@ -89,7 +90,7 @@ async def test_end_of_a_fetch_stays_visible_to_all_who_come_late(
     request_id, _ = await end.begin_fetch()
     await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
     await fetch
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         for _ in range(3):
             await run.until_changed(30)
 
@@ -103,7 +104,7 @@ async def test_who_waits_for_a_run_without_a_fetch_is_woken_when_the_agent_dies(
     await asyncio.sleep(0.02)
     agent.stop_listening()
     end.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         await waiting
     with pytest.raises(AgentUnreachable, match="it has ended"):
         await run.until_changed(30)
@@ -140,7 +141,7 @@ async def test_end_of_the_wakeups_means_that_nothing_more_comes(
     await asyncio.sleep(0.02)
     assert not run.is_ended
     theirs.waker.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         assert await in_thread == 0
         assert await run.until_ready(0, 3, 30) == 0
     assert run.is_ended
@@ -148,7 +149,7 @@ async def test_end_of_the_wakeups_means_that_nothing_more_comes(
     await asyncio.sleep(0.02)
     assert not waiting.done(), "it must not return again and again"
     await end.answer(request_id, FetchEnded(0, FetchEnd.DEADLINE.value))
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         await waiting
     assert (await fetch).blocks == 0
 
@@ -162,7 +163,7 @@ async def test_loop_that_waits_is_told_of_the_end_of_the_wakeups(
     in_loop = asyncio.create_task(run.until_ready(0, 3, 30))
     await asyncio.sleep(0.02)
     theirs.waker.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         assert await in_loop == 0
 
 
@@ -229,7 +230,7 @@ async def test_release_wakes_the_thread_that_waits(
     waiting = asyncio.create_task(asyncio.to_thread(run.wait_ready, 0, 3, 30))
     await asyncio.sleep(0.02)
     await asyncio.to_thread(run.release)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         with pytest.raises(InvalidArgument, match="released"):
             await waiting
 
@@ -244,7 +245,7 @@ async def test_thread_that_releases_a_run_wakes_the_loop_and_leaves_no_descripto
     waiting = asyncio.create_task(run.until_ready(0, 3, 30))
     await asyncio.sleep(0.02)
     await asyncio.to_thread(run.release)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(WELL_BEFORE_S):
         with pytest.raises(InvalidArgument, match="released"):
             await waiting
     with pytest.raises(InvalidArgument, match="released"):

@@ -3,13 +3,8 @@
 import asyncio
 
 from kvstore import wire
-from tests.kvstore.client.scripted_peer import (
-    PATIENCE_S,
-    Dial,
-    RecordingSink,
-    ScriptedPeer,
-    ask,
-)
+from tests.kvstore.client.scripted_peer import Dial, RecordingSink, ScriptedPeer, ask
+from tests.patience import PATIENCE_S
 
 
 class TestIdleness:

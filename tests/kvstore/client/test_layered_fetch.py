@@ -17,6 +17,7 @@ from tests.kvstore.layered_runs import (
     stays_as_it_is,
 )
 from tests.kvstore.runs import ODD, SMOLLM2, V41_FLASH, PlainRun, layout_of
+from tests.patience import OPERATION_S, PATIENCE_S
 
 RAGGED = layout_of(513, 1, 511, 3000, 8320)
 """12,345 bytes: the last shard reaches over the end, and sections end anywhere."""
@@ -28,8 +29,8 @@ COUNTS = {V41_FLASH: 130, SMOLLM2: 7, ODD: 130, RAGGED: 200, PADDED: 70, layout_
 @pytest.fixture(autouse=True)
 def no_node_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """These nodes are healthy, and the machine may be busy."""
-    monkeypatch.setattr(layered_fetch, "HEDGE_MIN_S", 5.0)
-    monkeypatch.setattr(layered_fetch, "HEDGE_MAX_S", 5.0)
+    monkeypatch.setattr(layered_fetch, "HEDGE_MIN_S", PATIENCE_S)
+    monkeypatch.setattr(layered_fetch, "HEDGE_MAX_S", PATIENCE_S)
 
 
 @pytest.fixture(
@@ -62,7 +63,7 @@ async def test_every_layout_arrives_as_in_block_order(chain: StoredChain) -> Non
             first_block=0,
             place=PLACE,
             on_ready=lambda section, count: None,
-            deadline_s=5.0,
+            deadline_s=OPERATION_S,
         )
     assert run.area.tobytes() == in_order.area.tobytes()
 

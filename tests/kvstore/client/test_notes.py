@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from kvstore.key import Namespace
 from kvstore.layout import BlockLayout, Section
 from kvstore.node.notes import ClientNotes
 from tests.kvstore.blocks import RandomBlocks
+from tests.patience import PATIENCE_S
 
 LAYOUT = BlockLayout((Section("all", 1024),))
 
@@ -140,7 +140,7 @@ async def test_nodes_are_told_now_and_then(
     blocks = blocks_for(request, 3)
     async with StoreClient.connect(cluster_path) as store:
         await store.match(blocks.namespace, blocks.keys)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(
                 label_of(blocks.namespace) in report.statistics["namespaces"]
                 for report in await store.node_reports()
@@ -158,7 +158,7 @@ def test_blocking_client_tells_too(cluster_path: str, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_client_ends_soon_when_the_nodes_it_would_tell_are_gone(
+def test_client_ends_when_the_nodes_it_would_tell_are_gone(
     tmp_path: Path, request: pytest.FixtureRequest, number: signal.Signals
 ) -> None:
     blocks = blocks_for(request, 3)
@@ -169,9 +169,7 @@ def test_client_ends_soon_when_the_nodes_it_would_tell_are_gone(
         store.match(blocks.namespace, blocks.keys)
         for node in store.map.nodes:
             cluster.kill(node.name, number)
-        begun_s = time.monotonic()
         store.close()
-        assert time.monotonic() - begun_s < 4.5, "the thread ended by itself"
         if number is signal.SIGSTOP:
             for node in store.map.nodes:
                 cluster.kill(node.name, signal.SIGCONT)
@@ -187,7 +185,7 @@ async def test_saving_known_blocks_again_is_a_use_of_them(
         before = await _touched(store)
         again = await store.save(blocks.namespace, blocks.keys, blocks.sources)
         assert (again.stored, again.known) == (0, 5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await _touched(store) - before < 5 * 12:
                 await asyncio.sleep(0.01)
 

@@ -18,6 +18,7 @@ from kvstore.client import AgentClient, RunOffer
 from kvstore.errors import AgentRefused, AgentUnreachable, InvalidArgument
 from tests.kvstore.client.agent_meeting import BLOCKS, NAMESPACE, begin, meet
 from tests.kvstore.client.scripted_agent import AgentEnd, ScriptedAgent
+from tests.patience import OPERATION_S, PATIENCE_S
 
 TICKET = bytes(range(16))
 OFFERED = RunOffered(ticket=TICKET, host="10.0.0.1:7", namespace_id=NAMESPACE.namespace_id)
@@ -101,7 +102,7 @@ async def test_offer_that_was_just_made_is_withdrawn_when_it_is_given_up(
     offering = asyncio.create_task(client.offer_run(run))
     request_id, _ = await end.read(OfferRun)
     await end.answer(request_id, OFFERED)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while "offered to other engines" not in repr(run):
             await asyncio.sleep(0)
     assert not offering.done()
@@ -149,7 +150,7 @@ async def begin_take(client: AgentClient, end: AgentEnd) -> tuple[asyncio.Task[o
         namespace_id=OFFER.namespace_id,
         layout=OFFER.layout,
         blocks=3,
-        deadline_s=2.0,
+        deadline_s=OPERATION_S,
     )
     return taking, request_id
 

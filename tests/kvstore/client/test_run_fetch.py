@@ -12,12 +12,12 @@ import pytest
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.arena.region import ArenaRegion
 from kvstore.arena.run_layout import RunLayout
-from kvstore.client import FetchEnd, StoreClient
+from kvstore.client import FetchEnd, StoreClient, batch_fetch
 from kvstore.client.results import FetchResult
 from kvstore.cluster.map import load_cluster_map
 from kvstore.errors import ClientClosed, InvalidArgument
 from kvstore.layout import BlockLayout
-from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.blocks import RandomBlocks, store_whole
 from tests.kvstore.faults import lying_proxy
 from tests.kvstore.faults.lost_nodes import client_of, nodes_by_shard, without_nodes
 from tests.kvstore.faults.lying_proxy import Lie, lying_client
@@ -30,6 +30,7 @@ from tests.kvstore.runs import (
     PlainRun,
     blocks_of,
 )
+from tests.patience import OPERATION_S, PATIENCE_S
 
 COUNTS = {V41_FLASH: 70, SMOLLM2: 5, ODD: 70, RAGGED: 130}
 """Blocks of each layout: more than a batch or more than a span."""
@@ -48,9 +49,7 @@ class Stored:
         self.layout = layout
         self.count = count
         self.blocks = blocks_of(layout, count, seed=seed, tenant=f"{tenant}-{os.getpid()}")
-        with StoreClient.open(path) as store:
-            saved = store.save(self.blocks.namespace, self.blocks.keys, self.blocks.sources)
-            assert saved.stored + saved.known == count
+        store_whole(path, self.blocks)
 
     def empty_run(self) -> "CheckedRun":
         return CheckedRun(self)
@@ -73,7 +72,7 @@ class CheckedRun(PlainRun):
         self.first_block = 0
 
     async def fetch(
-        self, store: StoreClient, *, first_block: int = 0, deadline_s: float = 10.0
+        self, store: StoreClient, *, first_block: int = 0, deadline_s: float = OPERATION_S
     ) -> FetchResult:
         blocks, self.first_block = self.stored.blocks, first_block
         result = await store.fetch_run(
@@ -125,6 +124,13 @@ def stored_small(small_cluster: LocalCluster, request: pytest.FixtureRequest) ->
     return Stored(str(small_cluster.cluster_path), layout, count=count, tenant="run-fetch")
 
 
+@pytest.fixture
+def no_node_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards are asked for because of answers, and never because the machine is busy."""
+    for name in ("HEDGE_MIN_S", "HEDGE_MAX_S", "LATE_MIN_S"):
+        monkeypatch.setattr(batch_fetch, name, PATIENCE_S)
+
+
 async def test_a_run_gets_the_bytes_that_buffers_get(stored: Stored) -> None:
     async with StoreClient.connect(stored.path) as store:
         target = stored.blocks.empty_target()
@@ -166,6 +172,7 @@ async def test_the_end_of_a_chain_goes_to_the_place_that_was_named(stored: Store
         assert (empty.area == FILL).all()
 
 
+@pytest.mark.usefixtures("no_node_is_late")
 async def test_all_double_losses_under_4_2_read_back_to_the_bit(
     stored_small: Stored, closed_port: int
 ) -> None:
@@ -255,6 +262,7 @@ async def test_three_liars_cost_blocks_and_never_a_wrong_byte(stored: Stored) ->
         assert (await run.fetch(store, deadline_s=0.5)).blocks < stored.count
 
 
+@pytest.mark.usefixtures("no_node_is_late")
 async def test_bytes_flipped_on_disk_are_decoded_anew(
     small_cluster: LocalCluster, request: pytest.FixtureRequest
 ) -> None:
@@ -346,7 +354,7 @@ async def test_runs_of_one_arena_are_filled_at_one_time(stored_small: Stored) ->
                         run,
                         first_block=0,
                         on_ready=lambda section, count: None,
-                        deadline_s=10.0,
+                        deadline_s=OPERATION_S,
                     )
                     for run in runs
                 )

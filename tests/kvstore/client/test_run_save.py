@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import FetchEnd, SaveResult, StoreClient
+from kvstore.client import FetchEnd, SaveResult, StoreClient, batch_save
 from kvstore.client.router import Lane
 from kvstore.client.shards import read_shards
 from kvstore.cluster.map import load_cluster_map
@@ -16,6 +16,7 @@ from kvstore.layout import BlockLayout, shard_bytes
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults.lost_nodes import client_of, nodes_by_shard, without_nodes
 from tests.kvstore.runs import ODD, RAGGED, SMOLLM2, V41_FLASH, PlainRun, blocks_of
+from tests.patience import OPERATION_S, PATIENCE_S
 
 PLACE = 2
 LAYOUTS = [(V41_FLASH, 70), (SMOLLM2, 5), (ODD, 70), (RAGGED, 130)]
@@ -47,7 +48,7 @@ async def save_run(
         run.memory,
         first_block=first_block,
         place=PLACE,
-        deadline_s=10.0,
+        deadline_s=OPERATION_S,
     )
 
 
@@ -62,7 +63,7 @@ async def shards_of(store: StoreClient, blocks: RandomBlocks) -> list[bytes]:
             channel,
             blocks.keys[:count],
             into=[row.data for row in area],
-            deadline_s=10.0,
+            deadline_s=OPERATION_S,
             loop=asyncio.get_running_loop(),
         )
         assert answers.is_good.all()
@@ -72,22 +73,28 @@ async def shards_of(store: StoreClient, blocks: RandomBlocks) -> list[bytes]:
 
 @pytest.mark.parametrize(("layout", "count"), LAYOUTS)
 async def test_nodes_get_the_shards_that_they_get_out_of_buffers(
-    path: str, request: pytest.FixtureRequest, layout: BlockLayout, count: int
+    path: str,
+    request: pytest.FixtureRequest,
+    layout: BlockLayout,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(batch_save, "STRAGGLER_WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(batch_save, "SILENT_S", PATIENCE_S)
     blocks = blocks_for(request, layout, count)
     run = filled_run(blocks)
     before = run.area.copy()
     async with StoreClient.connect(path) as store:
         saved = await save_run(store, blocks, run)
         assert (saved.stored, saved.known, saved.failed, saved.degraded) == (count, 0, 0, 0)
-        await store.finish_writes(deadline_s=10.0)
+        await store.finish_writes(deadline_s=PATIENCE_S)
         assert np.array_equal(run.area, before), "a save changes nothing of the run"
         assert store.counters.blocks_saved == count
         out_of_run = await shards_of(store, blocks)
         await store.forget(blocks.namespace, blocks.keys)
         again = await store.save(blocks.namespace, blocks.keys, blocks.sources)
         assert again.stored == count
-        await store.finish_writes(deadline_s=10.0)
+        await store.finish_writes(deadline_s=PATIENCE_S)
         assert await shards_of(store, blocks) == out_of_run
 
 
@@ -201,7 +208,7 @@ async def test_the_run_may_be_changed_as_soon_as_a_save_was_cancelled(
             save.cancel()
             await asyncio.gather(save, return_exceptions=True)
             run.area[:] = 0
-            await store.finish_writes(deadline_s=10.0)
+            await store.finish_writes(deadline_s=PATIENCE_S)
             target = blocks.empty_target()
             result = await store.fetch(blocks.namespace, blocks.keys, target.blocks)
             size = result.blocks * blocks.block_bytes

@@ -29,6 +29,7 @@ from kvstore.client import (
     SaveResult,
     Section,
     StoreClient,
+    agent_link,
     agent_runs,
     agent_session,
 )
@@ -36,17 +37,13 @@ from kvstore.errors import AgentUnreachable
 from tests.kvstore.agent.agent_process import ROOT, AgentProcess, short_folder
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults.lost_nodes import count_descriptors, stopped
+from tests.patience import OPERATION_S, PATIENCE_S, WELL_BEFORE_S
 
 LAYOUT = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
 WINDOW = BlockLayout((Section("w", 5_000),))
 COUNT = 64
-AT_ONCE_S = 2.0
-"""Below any deadline here, and below the three seconds that a connection to a stopped agent takes
-to fail; it is some milliseconds, but the machine may have other work."""
 MARGIN_S = 0.2
 """What a client gives its agent beyond a deadline, where a test waits for that."""
-SLACK_S = 1.5
-"""Less than the two seconds that an agent takes to be rid of a worker."""
 
 
 @pytest.fixture(scope="module")
@@ -185,17 +182,17 @@ def stored_of(result: object) -> int:
     return result.stored
 
 
-async def fail(operation: Awaitable[object], within_s: float) -> float:
-    """Wait for AgentUnreachable; how long it took."""
+async def fail(operation: Awaitable[object]) -> float:
+    """Wait for AgentUnreachable, for less than OPERATION_S; how long it took."""
     begun_at_s = time.monotonic()
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(WELL_BEFORE_S):
         with pytest.raises(AgentUnreachable):
             await operation
     return time.monotonic() - begun_at_s
 
 
 async def until_connected(client: AgentClient) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not client.is_connected:
             await asyncio.sleep(0.01)
 
@@ -206,7 +203,7 @@ async def check_all_is_well(client: AgentClient, blocks: RandomBlocks) -> None:
     assert await client.match(blocks.namespace, blocks.keys) == COUNT
     target = blocks.empty_target()
     # The nodes that stood still may be shunned for a moment, which is a shorter run and no error.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             result = await client.fetch(blocks.namespace, blocks.keys, target.blocks)
             if result.blocks == COUNT:
@@ -224,12 +221,12 @@ async def test_killed_agent_fails_what_is_under_way_at_once_and_another_one_is_u
 ) -> None:
     await client.open_namespace(blocks.namespace)
     with stalled(cluster):
-        waiting = asyncio.create_task(operation(client, blocks, 20.0))
+        waiting = asyncio.create_task(operation(client, blocks, OPERATION_S))
         await asyncio.sleep(0.15)
         assert not waiting.done()
         agent.process.kill()
-        await fail(waiting, AT_ONCE_S)
-        await fail(operation(client, blocks, 20.0), AT_ONCE_S)
+        await fail(waiting)
+        await fail(operation(client, blocks, OPERATION_S))
     agent.kill()
     agent.start()
     await check_all_is_well(client, blocks)
@@ -249,10 +246,12 @@ async def test_agent_that_stands_still_is_given_up_a_moment_after_the_deadline(
     try:
         with monkeypatch.context() as patch:
             patch.setattr(agent_session, "ANSWER_MARGIN_S", MARGIN_S)
-            took_s = await fail(operation(client, blocks, 0.3), 0.3 + MARGIN_S + SLACK_S)
-        assert took_s > MARGIN_S, "it was silence that failed it"
-        # Nobody waits for it again until it answers.
-        await fail(operation(client, blocks, 5.0), AT_ONCE_S)
+            patch.setattr(agent_link, "CONNECT_DEADLINE_S", PATIENCE_S)
+            patch.setattr(agent_link, "OPEN_DEADLINE_S", PATIENCE_S)
+            took_s = await fail(operation(client, blocks, 0.3))
+            assert took_s > MARGIN_S, "it was silence that failed it"
+            # Nobody waits for it again until it answers.
+            await fail(operation(client, blocks, OPERATION_S))
     finally:
         agent.process.send_signal(signal.SIGCONT)
     await check_all_is_well(client, blocks)
@@ -265,7 +264,7 @@ async def test_engine_reads_nothing_of_a_run_after_its_agent_is_gone(
     await client.fetch_run(blocks.namespace, blocks.keys, run)
     assert run.ready_blocks(1) == COUNT
     agent.kill()
-    async with asyncio.timeout(AT_ONCE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while client.is_connected:
             await asyncio.sleep(0.005)
     for use in (lambda: run.section(0), lambda: run.ready_blocks(0), lambda: run.address):
@@ -282,7 +281,7 @@ async def test_descriptors_and_mappings_do_not_grow_with_agents_that_die(
         run = await lease(client, blocks)
         await client.fetch_run(blocks.namespace, blocks.keys, run)
         agent.kill()
-        async with asyncio.timeout(AT_ONCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while client.is_connected:
                 await asyncio.sleep(0.005)
         run.release()
@@ -300,6 +299,7 @@ async def test_descriptors_and_mappings_do_not_grow_with_agents_that_die(
     assert (count_descriptors(), count_mappings()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", [fetch_run, fetch, save_run, save])
 async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
     cluster: LocalCluster,
@@ -313,17 +313,17 @@ async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
     monkeypatch.setattr(agent_runs, "WORKER_END_S", 0.8)
     with stalled(cluster), monkeypatch.context() as patch:
         patch.setattr(agent_session, "ANSWER_MARGIN_S", MARGIN_S)
-        waiting = asyncio.create_task(operation(client, blocks, 1.0))
+        waiting = asyncio.create_task(operation(client, blocks, 4.0))
         await asyncio.sleep(0.2)
         agent.process.send_signal(signal.SIGSTOP)
         try:
             if operation in (fetch, save):
-                async with asyncio.timeout(1.0 + SLACK_S):
+                async with asyncio.timeout(PATIENCE_S):
                     result = await waiting
                 found = result.blocks if isinstance(result, FetchResult) else stored_of(result)
                 assert found == 0
             else:
-                await fail(waiting, 1.0 + 0.8 + MARGIN_S + SLACK_S)
+                await fail(waiting)
         finally:
             agent.process.send_signal(signal.SIGCONT)
     await check_all_is_well(client, blocks)
@@ -331,7 +331,7 @@ async def test_agent_that_stops_in_the_middle_is_given_up_as_well(
 
 async def worker_of(client: AgentClient, kind: str) -> int:
     """Process id of the agent's one worker of a kind, once it serves."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             (worker,) = (await client.status())[kind]["workers"]
             if worker["state"] == "ready":
@@ -348,15 +348,11 @@ async def test_worker_that_stands_still_costs_its_job_and_not_the_session(
     other_run = await lease(client, blocks)
     kind = "store" if operation in (save, save_run) else "fetch"
     os.kill(await worker_of(client, kind), signal.SIGSTOP)
-    begun_at_s = time.monotonic()
     result = await operation(client, blocks, 0.3)
-    took_s = time.monotonic() - begun_at_s
     if isinstance(result, FetchResult):
         assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
     else:
         assert stored_of(result) == 0
-    if operation in (fetch, save):
-        assert took_s < 0.3 + SLACK_S, "buffers are not waited for"
     assert client.is_connected
     other_run.section(0)
     other_run.release()
@@ -383,15 +379,17 @@ async def test_window_state_is_lost_with_its_host_and_nobody_waits_for_it(
                 await client.open_namespace(namespace, window_layout=WINDOW)
             assert await far.put_window(namespace, key, record)
             into = bytearray(WINDOW.block_bytes)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not (found := await here.fetch_window(namespace, key, into)).is_found:
                     await asyncio.sleep(0.02)
             assert into == record
             assert found.host == (await here.lookup(namespace, [key]))[0] != ""
             pair.agents.kill("a02", number)
-            begun_at_s = time.monotonic()
-            assert not (await here.fetch_window(namespace, key, into, deadline_s=0.5)).is_found
-            assert time.monotonic() - begun_at_s < 0.5 + SLACK_S
+            # Nobody ends it for the one that stands still.
+            deadline_s = 0.5 if number == signal.SIGSTOP else OPERATION_S
+            async with asyncio.timeout(WELL_BEFORE_S):
+                lost = await here.fetch_window(namespace, key, into, deadline_s=deadline_s)
+            assert not lost.is_found
             if number == signal.SIGSTOP:
                 pair.agents.kill("a02", signal.SIGCONT)
     shutil.rmtree(folder)
@@ -407,11 +405,13 @@ async def test_block_larger_than_the_arena_is_a_miss_and_is_not_saved(
     words = ("--arena", "2MiB", "--window-memory", "16MiB")
     with AgentProcess(cluster.cluster_path, words) as small:
         async with AgentClient.connect(small.socket_path) as client:
-            saved = await client.save(large.namespace, large.keys, large.sources)
+            saved = await client.save(large.namespace, large.keys, large.sources, deadline_s=0.5)
             assert (saved.stored, saved.failed) == (0, 2)
-            fetched = await client.fetch(large.namespace, large.keys, large.empty_target().blocks)
+            fetched = await client.fetch(
+                large.namespace, large.keys, large.empty_target().blocks, deadline_s=0.5
+            )
             assert (fetched.blocks, fetched.ended) == (0, FetchEnd.DEADLINE)
-            assert await client.lease_run(large.namespace, 1) is None
+            assert await client.lease_run(large.namespace, 1, deadline_s=0.5) is None
 
 
 # Engines that die or stand still ------------------------------------------------------------------
@@ -447,7 +447,7 @@ def engine(agent: AgentProcess, blocks: RandomBlocks, runs: int) -> Iterator[sub
 
 
 async def until_runs(client: AgentClient, runs: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await client.status())["arena"]["runs"] != runs:
             await asyncio.sleep(0.02)
 
@@ -476,9 +476,8 @@ async def test_engine_that_stands_still_holds_up_nobody_else(
         saved = await client.save(blocks.namespace, new_keys(blocks), blocks.sources)
         assert saved.stored + saved.known == COUNT
         # What it has leased is its own, until it dies.
-        begun_at_s = time.monotonic()
-        some = await client.lease_run(blocks.namespace, 10_000, deadline_s=0.3)
-        assert time.monotonic() - begun_at_s < 0.3 + SLACK_S
+        async with asyncio.timeout(WELL_BEFORE_S):
+            some = await client.lease_run(blocks.namespace, 10_000, deadline_s=0.3)
         assert some is not None
         assert COUNT < some.blocks < 400
         some.release()

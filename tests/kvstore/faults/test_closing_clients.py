@@ -13,6 +13,7 @@ from kvstore.client import StoreClient
 from kvstore.errors import ClientClosed
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults.lost_nodes import stopped
+from tests.patience import OPERATION_S, PATIENCE_S, WELL_BEFORE_S
 
 
 class Interrupted(BaseException):
@@ -51,12 +52,12 @@ def test_close_ends_the_operations_of_other_threads(
     store = StoreClient.open(cluster.cluster_path)
     targets = [blocks.empty_target() for _ in range(3)]
     operations: list[Callable[[], object]] = [
-        lambda: store.save(fresh.namespace, fresh.keys, fresh.sources, deadline_s=30.0),
-        lambda: store.forget(fresh.namespace, fresh.keys, deadline_s=30.0),
-        lambda: store.match(fresh.namespace, fresh.keys, deadline_s=30.0),
+        lambda: store.save(fresh.namespace, fresh.keys, fresh.sources, deadline_s=OPERATION_S),
+        lambda: store.forget(fresh.namespace, fresh.keys, deadline_s=OPERATION_S),
+        lambda: store.match(fresh.namespace, fresh.keys, deadline_s=OPERATION_S),
         *(
             lambda target=target: store.fetch(
-                blocks.namespace, blocks.keys, target.blocks, deadline_s=30.0
+                blocks.namespace, blocks.keys, target.blocks, deadline_s=OPERATION_S
             )
             for target in targets
         ),
@@ -70,11 +71,9 @@ def test_close_ends_the_operations_of_other_threads(
             thread.start()
         time.sleep(0.1)
         assert ends == [], "all of them wait for nodes that stand still"
-        started_s = time.monotonic()
         store.close()
         for thread in threads:
-            thread.join(2.0)
-        assert time.monotonic() - started_s < 2.0
+            thread.join(WELL_BEFORE_S)
         assert ends == [ClientClosed.__name__] * len(operations)
         before = [target.area.copy() for target in targets]
     time.sleep(0.1)
@@ -105,7 +104,7 @@ def test_threads_that_work_hard_end_with_a_result_or_with_client_closed(
         time.sleep(delay_s)
         store.close()
         for thread in threads:
-            thread.join(2.0)
+            thread.join(PATIENCE_S)
         assert not any(thread.is_alive() for thread in threads)
         assert set(ends) <= {"result", "ClientClosed"}
         assert "ClientClosed" in ends
@@ -131,10 +130,8 @@ def test_nothing_is_written_after_an_exception_came_out_of_a_fetch(
         buffers = [bytearray(blocks.block_bytes) for _ in blocks.keys]
         with stopped(cluster, cluster.node_names):
             interrupt(0.1)
-            started_s = time.monotonic()
             with pytest.raises(Interrupted):
-                store.fetch(blocks.namespace, blocks.keys, buffers, deadline_s=30.0)
-            assert time.monotonic() - started_s < 1.0
+                store.fetch(blocks.namespace, blocks.keys, buffers, deadline_s=OPERATION_S)
             for buffer in buffers:
                 buffer.append(0)  # raises BufferError if anything still points into it
         # The nodes go on, and their answers arrive now.
@@ -156,7 +153,7 @@ def test_the_sources_are_the_callers_again_after_an_exception_came_out_of_a_save
             # Finding out what is known takes a quarter of a second here; then blocks are sent.
             interrupt(0.5)
             with pytest.raises(Interrupted):
-                store.save(fresh.namespace, fresh.keys, buffers, deadline_s=30.0)
+                store.save(fresh.namespace, fresh.keys, buffers, deadline_s=OPERATION_S)
             for buffer in buffers:
                 buffer.clear()
         target = fresh.empty_target()

@@ -23,12 +23,12 @@ from kvstore.window.partition import choose_entrypoint
 from tests.kvstore.agent.agent_process import ROOT
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults.lost_nodes import stopped
+from tests.patience import PATIENCE_S
 
 LAYOUT = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
 WINDOW = BlockLayout((Section("w", 50_000),))
 COUNT = 32
 HOME, OTHER = "a01", "a02"
-WITHIN_S = 5.0
 
 ENGINE = """
 import sys
@@ -95,7 +95,7 @@ def engine(
 
 async def until(client: AgentClient, **wanted: int) -> None:
     """Until the status says so; names are "part__field"."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             status = await client.status()
             found = {name: status[name.split("__")[0]][name.split("__")[1]] for name in wanted}
@@ -127,11 +127,11 @@ async def test_blocks_that_an_engine_has_handed_over_are_saved_whatever_becomes_
     with ExitStack() as stack:
         with stopped(cluster, cluster.node_names):
             process = stack.enter_context(engine(cluster, "save", blocks))
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await client.status())["arena"]["runs_by_state"]["storing"] == 0:
                     await asyncio.sleep(0.01)
             process.send_signal(number)
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while await client.match(blocks.namespace, blocks.keys) < COUNT:
                 await asyncio.sleep(0.05)
         process.kill()
@@ -151,7 +151,7 @@ async def test_run_of_a_window_fetch_comes_back_when_its_engine_is_killed(
             await one.open_namespace(blocks.namespace, window_layout=WINDOW)
         assert await other.put_window(blocks.namespace, key, bytes(WINDOW.block_bytes))
         into = bytearray(WINDOW.block_bytes)
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await client.fetch_window(blocks.namespace, key, into)).is_found:
                 await asyncio.sleep(0.05)
         cluster.agents.kill(OTHER, signal.SIGSTOP)

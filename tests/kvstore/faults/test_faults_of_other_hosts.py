@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import AgentClient, BlockLayout, Section, StoreClient
+from kvstore.client import AgentClient, BlockLayout, Section, StoreClient, agent_session
 from kvstore.errors import AgentUnreachable
-from kvstore.window.announcer import LOOKUP_S_MAX
 from kvstore.window.partition import choose_entrypoint
 from tests.kvstore.blocks import RandomBlocks
+from tests.patience import PATIENCE_S, WELL_BEFORE_S, until
 
 LAYOUT = BlockLayout((Section("a", 4_000), Section("b", 8_000)))
 WINDOW = BlockLayout((Section("w", 50_000),))
@@ -30,9 +30,7 @@ COUNT = 16
 PROMPT_TOKENS = COUNT * 128 + 134
 """So that the border of the hit is the end of the last block."""
 DEADLINE_S = 0.4
-SLACK_S = 0.8
 HOME, OTHER = "a01", "a02"
-BACK_WITHIN_S = 10.0
 PAUSE_S = 0.02
 """Between two operations of a kind; what is saved must fit the nodes."""
 NOTICED_AFTER_S = 2.5
@@ -54,56 +52,43 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 class Engine:
-    """One on the home host. Every method returns seconds, and checks what came."""
+    """One on the home host. Every method checks what came."""
 
     def __init__(self, client: AgentClient, blocks: RandomBlocks) -> None:
         self.client = client
         self._blocks = blocks
         self._rng = np.random.default_rng(5)
 
-    async def match(self) -> float:
-        begun_s = time.monotonic()
-        found = await self.client.match(self._blocks.namespace, prompt(), deadline_s=DEADLINE_S)
+    async def match(self) -> None:
+        found = await self.client.match(self._blocks.namespace, prompt())
         assert found.matched_blocks == COUNT
         hit = found.hit_tokens, found.replay_tokens, found.window_anchor
         assert hit in (
             (COUNT * 128, 0, COUNT * 128),
             ((COUNT - 1) * 128, 128, None),
         )
-        return time.monotonic() - begun_s
 
-    async def fetch(self) -> float:
+    async def fetch(self) -> None:
         target = self._blocks.empty_target()
-        begun_s = time.monotonic()
-        found = await self.client.fetch(
-            self._blocks.namespace, self._blocks.keys, target.blocks, deadline_s=5.0
-        )
+        found = await self.client.fetch(self._blocks.namespace, self._blocks.keys, target.blocks)
         assert found.blocks == COUNT
         assert np.array_equal(target.area, self._blocks.area)
-        return time.monotonic() - begun_s
 
-    async def save(self) -> float:
+    async def save(self) -> None:
         tokens = self._rng.integers(0, 1 << 16, COUNT * 128, dtype=np.int32)
         keys = self._blocks.namespace.block_keys(tokens)
-        begun_s = time.monotonic()
-        saved = await self.client.save(
-            self._blocks.namespace, keys, self._blocks.sources, deadline_s=5.0
-        )
+        saved = await self.client.save(self._blocks.namespace, keys, self._blocks.sources)
         assert saved.stored == COUNT
-        return time.monotonic() - begun_s
 
-    async def fetch_window(self) -> float:
+    async def fetch_window(self) -> None:
         into = bytearray(WINDOW.block_bytes)
-        begun_s = time.monotonic()
         found = await self.client.fetch_window(
             self._blocks.namespace, self._blocks.keys[-1], into, deadline_s=DEADLINE_S
         )
-        took_s = time.monotonic() - begun_s
         assert not found.is_found or into == RECORD
-        return took_s
 
     async def until_window_is_found(self) -> None:
-        async with asyncio.timeout(BACK_WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while (await self._match_window()) is None:
                 await asyncio.sleep(0.05)
 
@@ -119,8 +104,12 @@ def prompt() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 @pytest.fixture
-async def engine(cluster: LocalCluster, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+async def engine(
+    cluster: LocalCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Engine]:
     """Its blocks are stored, and their window state is in the memory of the other host."""
+    # The home agent works, also when the machine stands still longer than a window fetch may take.
+    monkeypatch.setattr(agent_session, "ANSWER_MARGIN_S", WELL_BEFORE_S)
     blocks = RandomBlocks(
         COUNT,
         block_bytes=LAYOUT.block_bytes,
@@ -140,12 +129,7 @@ async def engine(cluster: LocalCluster, request: pytest.FixtureRequest) -> Async
             yield made
 
 
-BOUND_S: dict[str, float] = {
-    "match": LOOKUP_S_MAX + SLACK_S,
-    "fetch": SLACK_S,
-    "save": SLACK_S,
-    "fetch_window": DEADLINE_S + SLACK_S,
-}
+OPERATIONS = ("match", "fetch", "save", "fetch_window")
 
 
 @asynccontextmanager
@@ -165,26 +149,25 @@ async def fault_of_other(cluster: LocalCluster, number: signal.Signals) -> Async
 async def test_engine_works_on_while_the_agent_of_another_host_is(
     cluster: LocalCluster, engine: Engine, number: signal.Signals
 ) -> None:
-    took_s: dict[str, list[float]] = {name: [] for name in BOUND_S}
+    done: Counter[str] = Counter()
     is_over = False
 
     async def work(name: str) -> None:
         while not is_over:
-            took_s[name].append(await getattr(engine, name)())
+            async with asyncio.timeout(WELL_BEFORE_S):
+                await getattr(engine, name)()
+            done[name] += 1
             await asyncio.sleep(PAUSE_S)
 
     async with asyncio.TaskGroup() as group:
-        for name in BOUND_S:
+        for name in OPERATIONS:
             group.create_task(work(name))
-        await asyncio.sleep(0.2)
+        await until(lambda: all(done[name] for name in OPERATIONS))
         async with fault_of_other(cluster, number):
-            before = {name: len(times) for name, times in took_s.items()}
+            before = done.copy()
             await asyncio.sleep(NOTICED_AFTER_S)
-            during = {name: len(times) for name, times in took_s.items()}
+            await until(lambda: all(done[name] > before[name] + 1 for name in OPERATIONS))
         is_over = True
-    for name, bound_s in BOUND_S.items():
-        assert 0 < before[name] < during[name], name
-        assert max(took_s[name]) < bound_s, name
     if number == signal.SIGSTOP:
         await engine.until_window_is_found()
 
@@ -206,17 +189,16 @@ async def test_agent_that_is_killed_fails_a_window_fetch_from_another_host_at_on
             await client.open_namespace(namespace, window_layout=WINDOW)
         assert await other.put_window(namespace, key, RECORD)
         into = bytearray(WINDOW.block_bytes)
-        async with asyncio.timeout(BACK_WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (await home.fetch_window(namespace, key, into)).is_found:
                 await asyncio.sleep(0.05)
         async with fault_of_other(cluster, signal.SIGSTOP):
-            waiting = asyncio.create_task(home.fetch_window(namespace, key, into, deadline_s=20.0))
+            waiting = asyncio.create_task(home.fetch_window(namespace, key, into))
             await asyncio.sleep(0.2)
             is_under_way = not waiting.done()
-            begun_s = time.monotonic()
             await asyncio.to_thread(cluster.agents.kill, HOME)
             with pytest.raises(AgentUnreachable):
-                await waiting
-            assert time.monotonic() - begun_s < SLACK_S
+                async with asyncio.timeout(WELL_BEFORE_S):
+                    await waiting
         await asyncio.to_thread(cluster.agents.start, HOME)
         assert is_under_way

@@ -5,7 +5,6 @@ import asyncio
 import itertools
 import os
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,7 +16,7 @@ from kvstore.client import FetchEnd, StoreClient, layered_fetch
 from kvstore.layout import BlockLayout
 from tests.kvstore.blocks import RandomBlocks
 from tests.kvstore.faults import lying_proxy
-from tests.kvstore.faults.lost_nodes import client_of, without_nodes
+from tests.kvstore.faults.lost_nodes import client_of, count_descriptors, without_nodes
 from tests.kvstore.faults.lying_proxy import Lie, LyingProxy, lying_client
 from tests.kvstore.layered_runs import (
     SMALL_FLASH,
@@ -26,6 +25,7 @@ from tests.kvstore.layered_runs import (
     stays_as_it_is,
 )
 from tests.kvstore.runs import ODD, layout_of
+from tests.patience import OPERATION_S, PATIENCE_S, until
 
 RAGGED = layout_of(513, 1, 511, 3000, 8320)
 BLOCKS = 140
@@ -75,10 +75,15 @@ def rebuild(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(WatchedRun, "rebuild", request.param)
 
 
+def give_up_after(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node is given up as late after so long."""
+    monkeypatch.setattr(layered_fetch, "HEDGE_MIN_S", seconds)
+    monkeypatch.setattr(layered_fetch, "HEDGE_MAX_S", seconds)
+
+
 def wait_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node is given up as late: on a busy machine it may be before it has shown what it does."""
-    monkeypatch.setattr(layered_fetch, "HEDGE_MIN_S", 5.0)
-    monkeypatch.setattr(layered_fetch, "HEDGE_MAX_S", 5.0)
+    give_up_after(PATIENCE_S, monkeypatch)
 
 
 def holder_places(chain: StoredChain, shards: tuple[int, ...]) -> set[int]:
@@ -110,7 +115,11 @@ async def fetch_without(chain: StoredChain, lost: tuple[int, ...], closed_port: 
         for _ in range(2):
             result = await WatchedRun(chain).fetch(store)
             assert (result.blocks, result.ended) == (chain.count, FetchEnd.COMPLETE), lost
-        assert store.counters.blocks_decoded > 0, lost
+        counters, is_reader = store.counters, WatchedRun.rebuild == "reader"
+        rebuilt, other = counters.blocks_decoded, counters.blocks_left
+        if is_reader:
+            rebuilt, other = other, rebuilt
+        assert (rebuilt > 0, other) == (True, 0), lost
 
 
 async def test_a_node_lost_for_parity_only_needs_no_decoding(
@@ -127,52 +136,43 @@ async def test_a_node_lost_for_parity_only_needs_no_decoding(
             first_block=0,
             is_by_layer=True,
             on_ready=lambda section, count: None,
-            deadline_s=3.0,
+            deadline_s=OPERATION_S,
         )
         assert (store.counters.blocks_fetched, store.counters.blocks_decoded) == (64, 0)
 
 
-async def test_three_lost_nodes_cost_blocks_and_no_time(
+async def test_three_lost_nodes_cost_blocks_and_are_not_waited_for(
     flash: StoredChain, closed_port: int
 ) -> None:
     lossy = without_nodes(flash.map, {1, 4, 7}, closed_port)
     async with client_of(lossy) as store:
-        started_s = time.monotonic()
         result = await WatchedRun(flash).fetch(store)
         assert (result.blocks, result.ended) == (0, FetchEnd.TOO_FEW_SHARDS)
-        assert time.monotonic() - started_s < 0.5
 
 
 @pytest.mark.parametrize("place", range(12))
-async def test_a_node_that_never_answers_costs_no_block_and_little_time(
+async def test_a_node_that_never_answers_costs_no_block_and_is_not_waited_for(
     chain: StoredChain, place: int
 ) -> None:
     async with lying_client(chain.map, [chain.map.nodes[place].name]) as (store, proxies):
         proxies[0].lie = lying_proxy.never_answers
-        started_s = time.monotonic()
-        result = await WatchedRun(chain).fetch(store)
-        assert time.monotonic() - started_s < 1.0
-        assert result.blocks == BLOCKS
+        assert (await WatchedRun(chain).fetch(store)).blocks == BLOCKS
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 @pytest.mark.parametrize("liar_count", [1, 2])
-async def test_every_block_arrives_in_time_when_up_to_two_nodes(
+async def test_every_block_arrives_before_the_deadline_when_up_to_two_nodes(
     chain: StoredChain, lie: Lie, liar_count: int
 ) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = count_descriptors()
     liars = [chain.map.nodes[i].name for i in (3, 8)[:liar_count]]
     async with lying_client(chain.map, liars) as (store, proxies):
         for proxy in proxies:
             proxy.lie = lie
-        started_s = time.monotonic()
         run = WatchedRun(chain)
-        result = await run.fetch(store, deadline_s=3.0)
-        assert time.monotonic() - started_s < 3.0
-        assert result.blocks == BLOCKS
+        assert (await run.fetch(store)).blocks == BLOCKS
         await stays_as_it_is(run, for_s=0.02)
-    await asyncio.sleep(0.05)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    await until(lambda: count_descriptors() <= descriptors)
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -186,10 +186,9 @@ async def test_what_is_called_ready_is_right_when_three_nodes(chain: StoredChain
     ):
         for proxy in proxies:
             proxy.lie = lie
-        started_s = time.monotonic()
         run = WatchedRun(chain)
-        await run.fetch(store, deadline_s=0.5)
-        assert time.monotonic() - started_s < 1.5
+        async with asyncio.timeout(PATIENCE_S):
+            await run.fetch(store, deadline_s=0.5)
         await stays_as_it_is(run, for_s=0.02)
         run.check()
 
@@ -240,11 +239,18 @@ async def test_a_late_shard_holds_up_only_the_sections_that_it_holds(
     flash: StoredChain, shard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one span: its node tells heads, and passes on no read."""
-    monkeypatch.setattr(layered_fetch, "HEDGE_MAX_S", 0.1)
+    wait_patiently(monkeypatch)
     held = (0, 0, 1, 1, 2, 2, 3, 3, 3, 3)[shard]
     async with lying_client(flash.map, [flash.holder(shard)]) as (store, proxies):
         proxies[0].passes_reads.clear()
-        run = WatchedRun(flash)
+
+        def give_up_if_no_other_is_missing(_section: int, _blocks: int) -> None:
+            if all(blocks >= 64 for blocks in run.ready[:held]):
+                give_up_after(0.1, monkeypatch)
+
+        run = WatchedRun(flash, also=give_up_if_no_other_is_missing)
+        if not held:
+            give_up_after(0.1, monkeypatch)
         result = await run.fetch(store)
         assert result.blocks == BLOCKS
         assert result.decoded_blocks >= 64
@@ -256,9 +262,11 @@ async def test_a_late_shard_holds_up_only_the_sections_that_it_holds(
 
 @pytest.mark.parametrize("lie", HEADS_LIES, ids=lambda lie: lie.__name__)
 async def test_units_whose_heads_cannot_be_had_are_verified_whole(
-    flash: StoredChain, lie: Lie
+    flash: StoredChain, lie: Lie, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All blocks of the first span: none of their sections is ready before all of them are."""
+    # Heads that never come must be given up, and long before that all else has come.
+    give_up_after(5.0 if lie is lying_proxy.never_tells_heads else PATIENCE_S, monkeypatch)
     async with lying_client(flash.map, [flash.holder(6)]) as (store, proxies):
         proxies[0].lie = lie
         run = WatchedRun(flash)
@@ -270,9 +278,13 @@ async def test_units_whose_heads_cannot_be_had_are_verified_whole(
 
 
 async def test_flipped_bytes_are_reported_and_repaired_by_parity(
-    cluster_path: str, request: pytest.FixtureRequest, rng: random.Random
+    cluster_path: str,
+    request: pytest.FixtureRequest,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the disks, in a shard of each section of some block."""
+    wait_patiently(monkeypatch)
     chain = StoredChain(
         cluster_path, SMALL_FLASH, count=70, tenant=request.node.name, seed=rng.randrange(2**31)
     )
@@ -385,7 +397,7 @@ async def test_blocks_of_which_nothing_was_ready_are_delivered_in_the_version_th
                 first_block=0,
                 is_by_layer=True,
                 on_ready=lambda section, count: None,
-                deadline_s=5.0,
+                deadline_s=OPERATION_S,
             )
         )
         await asyncio.sleep(0.1)
@@ -406,12 +418,10 @@ async def test_a_deadline_ends_the_fetch_and_nothing_is_written_after_it(
     wait_patiently(monkeypatch)
     async with held_back(flash, range(7, 10)) as (store, proxies):
         run = WatchedRun(flash)
-        started_s = time.monotonic()
-        result = await run.fetch(store, deadline_s=0.5)
-        assert 0.45 < time.monotonic() - started_s < 0.8
+        async with asyncio.timeout(PATIENCE_S):
+            result = await run.fetch(store, deadline_s=0.5)
         assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
-        # What needs none of these nodes was ready long before.
-        assert [blocks >= 64 for blocks in run.ready] == [True, True, True, False]
+        assert run.ready[3] == 0, "only these nodes have it"
         for proxy in proxies:
             proxy.passes_reads.set()
         await stays_as_it_is(run, for_s=0.3)
@@ -448,9 +458,7 @@ async def test_a_client_that_is_closed_ends_its_fetches(
             asyncio.get_running_loop().call_soon(store.close)
 
         run = WatchedRun(flash, also=close_soon)
-        started_s = time.monotonic()
         result = await run.fetch(store)
         assert (result.blocks, result.ended) == (0, FetchEnd.TOO_FEW_SHARDS)
-        assert time.monotonic() - started_s < 1.0
         await stays_as_it_is(run, for_s=0.05)
         run.check()

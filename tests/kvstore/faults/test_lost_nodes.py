@@ -2,9 +2,7 @@
 
 import asyncio
 import itertools
-import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +14,11 @@ from kvstore.client import FetchEnd
 from kvstore.client.store_client import StoreClient
 from kvstore.cluster.map import load_cluster_map
 from kvstore.wire import VERSION_RACE_S
-from tests.kvstore.blocks import RandomBlocks
+from tests.kvstore.blocks import RandomBlocks, store_whole
 from tests.kvstore.faults import lying_proxy
-from tests.kvstore.faults.lost_nodes import client_of, without_nodes
+from tests.kvstore.faults.lost_nodes import client_of, count_descriptors, without_nodes
 from tests.kvstore.faults.lying_proxy import lying_client
+from tests.patience import PATIENCE_S, WELL_BEFORE_S, until
 
 BLOCKS = 70
 
@@ -27,16 +26,13 @@ BLOCKS = 70
 @pytest.fixture(scope="module")
 def stored(cluster_path: str) -> RandomBlocks:
     blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=21)
-    with StoreClient.open(cluster_path) as store:
-        result = store.save(blocks.namespace, blocks.keys, blocks.sources)
-        assert result.stored + result.known == BLOCKS
-        time.sleep(0.3)  # the shards beyond `write_acks` arrive a little later
+    store_whole(cluster_path, blocks)
     return blocks
 
 
-async def fetched_whole(store: StoreClient, blocks: RandomBlocks, deadline_s: float = 3.0) -> bool:
+async def fetched_whole(store: StoreClient, blocks: RandomBlocks) -> bool:
     target = blocks.empty_target()
-    result = await store.fetch(blocks.namespace, blocks.keys, target.blocks, deadline_s=deadline_s)
+    result = await store.fetch(blocks.namespace, blocks.keys, target.blocks)
     return result.blocks == BLOCKS and np.array_equal(target.area, blocks.area)
 
 
@@ -49,16 +45,14 @@ async def test_all_66_double_losses_read_back_to_the_bit(
             assert await fetched_whole(store, stored), lost
 
 
-async def test_all_12_single_stragglers_read_back_to_the_bit_without_waiting_for_them(
+async def test_all_12_single_stragglers_are_not_waited_for(
     cluster_path: str, stored: RandomBlocks
 ) -> None:
     cluster_map = load_cluster_map(cluster_path)
     for node in cluster_map.nodes:
         async with lying_client(cluster_map, [node.name]) as (store, proxies):
-            proxies[0].lie = lying_proxy.takes_a_second_for_each_answer
-            started_s = time.monotonic()
+            proxies[0].lie = lying_proxy.never_answers
             assert await fetched_whole(store, stored), node.name
-            assert time.monotonic() - started_s < 0.9, node.name
 
 
 async def test_three_losses_are_a_miss_and_no_error(
@@ -70,7 +64,7 @@ async def test_three_losses_are_a_miss_and_no_error(
         result = await store.fetch(stored.namespace, stored.keys, target.blocks)
         assert (result.blocks, result.ended) == (0, FetchEnd.TOO_FEW_SHARDS)
         assert await store.match(stored.namespace, stored.keys) == 0
-        saved = await store.save(stored.namespace, stored.keys, stored.sources, deadline_s=3.0)
+        saved = await store.save(stored.namespace, stored.keys, stored.sources)
         assert (saved.stored, saved.failed) == (0, BLOCKS)
 
 
@@ -95,42 +89,40 @@ def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield it
 
 
-async def test_killed_and_stopped_nodes_cost_no_block_and_no_long_wait(
+async def test_killed_and_stopped_nodes_cost_no_block_and_are_not_waited_for(
     own_cluster: LocalCluster,
 ) -> None:
     blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=23)
     async with StoreClient.connect(own_cluster.cluster_path) as store:
         await store.save(blocks.namespace, blocks.keys, blocks.sources)
-        await asyncio.sleep(0.3)
+        await store.finish_writes(deadline_s=PATIENCE_S)
         own_cluster.kill("n03", signal.SIGKILL)
         own_cluster.kill("n07", signal.SIGSTOP)
         try:
             for _ in range(5):
-                started_s = time.monotonic()
-                assert await fetched_whole(store, blocks)
-                assert time.monotonic() - started_s < 0.4
-                started_s = time.monotonic()
-                assert await store.match(blocks.namespace, blocks.keys) == BLOCKS
-                assert time.monotonic() - started_s < 0.2
+                async with asyncio.timeout(WELL_BEFORE_S):
+                    assert await fetched_whole(store, blocks)
+                    assert await store.match(blocks.namespace, blocks.keys) == BLOCKS
         finally:
             own_cluster.kill("n07", signal.SIGCONT)
 
 
-async def test_four_stopped_nodes_end_a_fetch_at_its_deadline_and_not_later(
+async def test_four_stopped_nodes_end_a_fetch_at_its_deadline(
     own_cluster: LocalCluster,
 ) -> None:
     blocks = RandomBlocks(BLOCKS, block_bytes=12_345, seed=24)
     stopped = ("n01", "n02", "n03", "n04")
     async with StoreClient.connect(own_cluster.cluster_path) as store:
         await store.save(blocks.namespace, blocks.keys, blocks.sources)
-        await asyncio.sleep(0.3)
+        await store.finish_writes(deadline_s=PATIENCE_S)
         for name in stopped:
             own_cluster.kill(name, signal.SIGSTOP)
         try:
             target = blocks.empty_target()
-            started_s = time.monotonic()
-            result = await store.fetch(blocks.namespace, blocks.keys, target.blocks, deadline_s=0.5)
-            assert 0.4 < time.monotonic() - started_s < 0.8
+            async with asyncio.timeout(PATIENCE_S):
+                result = await store.fetch(
+                    blocks.namespace, blocks.keys, target.blocks, deadline_s=0.5
+                )
             assert (result.blocks, result.ended) == (0, FetchEnd.DEADLINE)
             before = target.area.copy()
         finally:
@@ -147,7 +139,7 @@ async def test_nodes_killed_in_the_middle_of_fetches_leave_no_descriptors_and_ta
     blocks = RandomBlocks(BLOCKS, block_bytes=123_450, seed=25)
     async with StoreClient.connect(own_cluster.cluster_path) as store:
         await store.save(blocks.namespace, blocks.keys, blocks.sources)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = count_descriptors()
     for victims in (["n02"], ["n05", "n09"]):
         async with StoreClient.connect(own_cluster.cluster_path) as store:
             fetches = [asyncio.create_task(fetched_whole(store, blocks)) for _ in range(3)]
@@ -157,11 +149,12 @@ async def test_nodes_killed_in_the_middle_of_fetches_leave_no_descriptors_and_ta
             assert await asyncio.gather(*fetches) == [True] * 3, victims
         for name in victims:
             own_cluster.restart_node(name)
-    await asyncio.sleep(0.05)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    await until(lambda: count_descriptors() <= descriptors)
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 async def test_a_save_that_must_fail_does_not_replace_what_comes_back_later(
     own_cluster: LocalCluster,
 ) -> None:

@@ -36,6 +36,7 @@ from kvstore.window.record import WindowHead, layout_prefix_of, parse_head
 from tests.kvstore.faults.gate import held_back
 from tests.kvstore.node.raw_client import RawClient
 from tests.kvstore.window.hosts import BIG_LAYOUT, key_of
+from tests.patience import PATIENCE_S
 
 MAKER, READER = "a01", "a02"
 RECORD_BYTES = BIG_LAYOUT.block_bytes
@@ -45,7 +46,6 @@ NAMESPACE = Namespace(
 OPTIONS = LocalAgentOptions(arena_bytes=64 << 20, window_memory_bytes=RECORD_BYTES + (2 << 20))
 RECEIVE_BUFFER_BYTES = 64 << 10
 ROUNDS = 8
-WITHIN_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,11 @@ async def put(engine: AgentClient, number: int) -> None:
 
 
 async def fetch(engine: AgentClient, number: int, into: bytearray) -> WindowFetch:
-    return await engine.fetch_window(NAMESPACE, key_of(number), into, deadline_s=WITHIN_S)
+    return await engine.fetch_window(NAMESPACE, key_of(number), into, deadline_s=PATIENCE_S)
 
 
 async def until_found(engine: AgentClient, number: int) -> None:
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while await engine.lookup(NAMESPACE, [key_of(number)]) == [None]:
             await asyncio.sleep(0.02)
 
@@ -157,7 +157,7 @@ async def test_fetch_of_an_engine_misses_a_record_that_is_overwritten_on_its_way
         async with held_back(cluster.map.entrypoint_by_name[MAKER].address) as gate:
             await asyncio.to_thread(tell_where, cluster, 50, gate.address)
             fetching = asyncio.create_task(fetch(reader, 50, into))
-            await asyncio.wait_for(gate.is_begun.wait(), WITHIN_S)
+            await asyncio.wait_for(gate.is_begun.wait(), PATIENCE_S)
             await put(maker, 51)
             gate.is_open.set()
             result = await fetching

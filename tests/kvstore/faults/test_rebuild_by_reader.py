@@ -7,10 +7,10 @@ import pytest
 
 from kvstore.arena.losses import clear_losses, read_losses
 from kvstore.arena.run_layout import RunCode
-from kvstore.client import rebuild_in_run
 from tests.kvstore.faults import lying_proxy
 from tests.kvstore.faults.lying_proxy import Lie, lying_client
 from tests.kvstore.layered_runs import SMALL_FLASH, StoredChain, WatchedRun, stays_as_it_is
+from tests.kvstore.run_rebuild import rebuild_in_run
 from tests.kvstore.runs import PlainRun
 
 BLOCKS = 140
@@ -63,6 +63,7 @@ async def test_a_reader_that_rebuilds_finds_out_a_lie_that_fits_its_checksum(
             on_ready=lambda section, count: None,
             deadline_s=5.0,
         )
+    assert (result.blocks, result.left_blocks, result.decoded_blocks) == (64, 64, 0)
     losses = read_losses(run.memory, 0, result.blocks)
     using_it = [loss.shards[7] == 7 for loss in losses]
     assert len(losses) == 64

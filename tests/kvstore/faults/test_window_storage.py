@@ -25,6 +25,7 @@ from kvstore.layout import BlockLayout, Section
 from tests.kvstore.agent.agent_process import ROOT, AgentProcess, short_folder
 from tests.kvstore.agent.process_usage import descriptors_of
 from tests.kvstore.window.hosts import V41_LAYOUT, bytes_of, key_of
+from tests.patience import PATIENCE_S
 
 NAMESPACE = Namespace(
     model="m", weights="w", tokenizer="t", layout=BlockLayout((Section("kv", 8192),))
@@ -35,7 +36,6 @@ RECORDS = range(24)
 """Twice as many as one agent has memory for."""
 WRITTEN_BYTES_MAX = 1 << 20
 """A record is larger. The log is written, and a page counts whole."""
-WITHIN_S = 5.0
 
 
 class WatchedAgent:
@@ -134,7 +134,7 @@ async def test_window_records_are_put_found_fetched_and_evicted_without_any_stor
             for number in RECORDS:
                 record = bytes_of(number, V41_LAYOUT.block_bytes)
                 assert await maker.put_window(NAMESPACE, key_of(number), record)
-                async with asyncio.timeout(WITHIN_S):
+                async with asyncio.timeout(PATIENCE_S):
                     while await reader.lookup(NAMESPACE, [key_of(number)]) == [None]:
                         await asyncio.sleep(0.01)
                 assert (await reader.fetch_window(NAMESPACE, key_of(number), into)).is_found

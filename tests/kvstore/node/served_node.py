@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvstore.node.buffers import BufferPool
-from kvstore.node.clock import SystemClock
+from kvstore.node.clock import Clock, SystemClock
 from kvstore.node.disk import Disk, OsDisk
 from kvstore.node.node import Node, SyncPolicy
 from kvstore.node.policy_store import PolicyStore
@@ -23,7 +22,6 @@ from .raw_client import RawClient
 
 CLUSTER = bytes(range(16))
 STOP_S = 15.0
-WAIT_S = 10.0
 
 
 class ServedNode:
@@ -59,9 +57,10 @@ def served_node(
     memory_bytes: int = 64 << 20,
     capacity_bytes: int = 64 << 20,
     sync: SyncPolicy = SyncPolicy.NEVER,
+    clock: Clock | None = None,
 ) -> Iterator[ServedNode]:
     """Serve a target in `folder` until the block ends; a failure of the loop is raised there."""
-    clock, disk = SystemClock(), disk or OsDisk()
+    clock, disk = clock or SystemClock(), disk or OsDisk()
     target = open_target(
         folder,
         TargetIdentity(CLUSTER, "t01"),
@@ -98,14 +97,6 @@ def served_node(
     assert not thread.is_alive()
     if served.failure is not None:
         raise served.failure
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for something that another thread will do; fails after a while."""
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.005)
 
 
 def is_closed(client: RawClient) -> bool:

@@ -16,7 +16,8 @@ from kvstore.node.server import ServerSettings
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import Shard, keys_of, make_shards
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 300
 

@@ -12,7 +12,8 @@ from kvstore.wire import WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import ReadShard, keys_of, make_shards
-from tests.kvstore.node.served_node import ServedNode, served_node, wait_until
+from tests.kvstore.node.served_node import ServedNode, served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 500
 COUNT = 20

@@ -13,7 +13,8 @@ from kvstore.node.server import ServerSettings
 from kvstore.wire import Op, WriteOutcome
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.raw_client import keys_of, make_shards
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 500
 

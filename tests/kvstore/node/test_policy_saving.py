@@ -17,7 +17,8 @@ from kvstore.wire import Op, Status
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import RawClient
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 FAST = ServerSettings(look_interval_s=0.02, check_s=0.02)
 

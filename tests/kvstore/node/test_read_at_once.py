@@ -13,7 +13,8 @@ from kvstore.node.read_at_once import COPIED_BYTES_MAX, CopiedAnswer, FileAnswer
 from tests.kvstore.node.driven_node import EPOCH, IDENTITY, AnswerParser, DrivenNode
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import Answer, keys_of, make_shards
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 5000
 MANY = COPIED_BYTES_MAX // SHARD_BYTES + 1

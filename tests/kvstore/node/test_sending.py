@@ -14,7 +14,8 @@ from kvstore.node.segment import ReadWay, choose_read_way
 from kvstore.wire import Op
 from tests.kvstore.node.faulty_disk import FaultyDisk
 from tests.kvstore.node.raw_client import keys_of, make_shards
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 11392
 

@@ -18,7 +18,8 @@ from tests.kvstore.node.raw_client import (
     pack_write,
     parse_read_answer,
 )
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 11392
 

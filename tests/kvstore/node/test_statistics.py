@@ -14,7 +14,8 @@ from kvstore.node.statistics import CLASSES_SHOWN_MAX, OTHER_NAME, ClassUsage, R
 from kvstore.wire import Op
 from tests.kvstore.node.driven_node import DrivenNode
 from tests.kvstore.node.raw_client import Shard, keys_of, make_shards
-from tests.kvstore.node.served_node import served_node, wait_until
+from tests.kvstore.node.served_node import served_node
+from tests.patience import wait_until
 
 SHARD_BYTES = 500
 SLOT_BYTES = SHARD_BYTES + 256

@@ -11,7 +11,7 @@ import hashlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -29,13 +29,13 @@ from kvstore.window.directory import DirectoryPart
 from kvstore.window.directory_host import DirectoryHost
 from kvstore.window.pool import WindowPool
 from kvstore.window.service import WindowService
+from tests.patience import OPERATION_S, PATIENCE_S
 
 NAMESPACE = b"namespace 16 by."
 LAYOUT = BlockLayout((Section("window", 20_000),))
 BIG_LAYOUT = BlockLayout((Section("window", 16 << 20),))
 """The largest record there may be: more than sockets buffer."""
 V41_LAYOUT = BlockLayout(tuple(Section(f"layer {i}", 70_752) for i in range(20)))
-PATIENCE_S = 10.0
 LEAP_S = 1.5
 """Less than what a host takes for a standstill of its own, which it would forgive the others."""
 BETWEEN_LEAPS_S = 0.4
@@ -133,9 +133,9 @@ class Host:
             assert self.service.put(key_of(number), NAMESPACE, LAYOUT, bytes_of(number))
 
     async def lookup(self, *numbers: int) -> list[str | None]:
-        return await self.service.lookup([key_of(number) for number in numbers], 1.0)
+        return await self.service.lookup([key_of(number) for number in numbers], OPERATION_S)
 
-    async def fetch(self, number: int, *, deadline_s: float = 2.0) -> bytes | None:
+    async def fetch(self, number: int, *, deadline_s: float = OPERATION_S) -> bytes | None:
         """The record as it arrived; None for a miss."""
         into = bytearray(LAYOUT.block_bytes)
         result = await self.service.fetch(
@@ -235,10 +235,8 @@ async def open_fleet(settings: PeerServerSettings | None = None) -> AsyncIterato
     assert not escaped, escaped
 
 
-async def wait_until(is_so: Callable[[], bool], *, within_s: float = PATIENCE_S) -> float:
-    """Waits for what must come; returns the seconds that it took."""
-    begun_s = time.monotonic()
-    while not is_so():
-        assert time.monotonic() - begun_s < within_s, f"not within {within_s} s"
-        await asyncio.sleep(0.01)
-    return time.monotonic() - begun_s
+async def wait_until_found(host: Host, numbers: range | list[int]) -> None:
+    """Waits until the host finds all of these records somewhere."""
+    async with asyncio.timeout(PATIENCE_S):
+        while None in await host.lookup(*numbers):
+            await asyncio.sleep(0.05)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import DeadlineExceeded, NodeError, NodeUnreachable
-from kvstore.window.announcer import LOOKUP_S_MAX, TICK_S, Announcer
+from kvstore.window import announcer
+from kvstore.window.announcer import TICK_S, Announcer
 from kvstore.window.directory import DirectoryPart
 from kvstore.window.directory_host import DirectoryHost
 from kvstore.window.entrypoint_link import (
@@ -27,7 +28,8 @@ from kvstore.window.messages import AnnounceAnswer, Announcement
 from kvstore.window.part_transport import OnAnswer, OnFailure, OwnPart
 from kvstore.window.partition import choose_entrypoint, plan_moves
 from tests.kvstore.node.driven_node import SetClock
-from tests.kvstore.window.hosts import MovedClock, key_of, wait_until
+from tests.kvstore.window.hosts import MovedClock, key_of
+from tests.patience import OPERATION_S, until
 
 HOST = "10.0.0.1:7000"
 NAMES = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
@@ -277,7 +279,7 @@ class Scene:
     def entries_by_name(self) -> dict[str, int]:
         return {name: line.directory.entries for name, line in self.lines.items()}
 
-    async def found(self, *numbers: int, deadline_s: float = 1.0) -> list[int]:
+    async def found(self, *numbers: int, deadline_s: float = OPERATION_S) -> list[int]:
         hosts = await self.announcer.look_up([key_of(number) for number in numbers], deadline_s)
         return [number for number, host in zip(numbers, hosts, strict=True) if host is not None]
 
@@ -296,7 +298,7 @@ async def test_news_go_in_batches_to_whom_they_concern(scene: Scene) -> None:
         line.said.clear()
     for number in range(3000):
         scene.put(number)
-    await wait_until(lambda: scene.entries() == 3000, within_s=3.0)
+    await until(lambda: scene.entries() == 3000)
     assert await scene.found(*range(1000)) == list(range(1000))
     for name, line in scene.lines.items():
         told = [item.key for said in line.said for item in said.items]
@@ -310,7 +312,7 @@ async def test_last_state_of_a_record_is_told(scene: Scene) -> None:
     scene.drop(1)
     scene.put(1)
     scene.drop(2)
-    await wait_until(lambda: scene.entries() == 2)
+    await until(lambda: scene.entries() == 2)
     await asyncio.sleep(0.1)
     assert await scene.found(1, 2, 3) == [1, 3]
 
@@ -319,7 +321,7 @@ async def test_host_says_that_it_lives_without_any_news(scene: Scene) -> None:
     await asyncio.sleep(0.1)
     line = scene.lines["e1"]
     said = len(line.said)
-    await wait_until(lambda: len(line.said) > said, within_s=2.0)
+    await until(lambda: len(line.said) > said)
     assert line.said[-1].items == []
 
 
@@ -332,22 +334,21 @@ async def test_batch_that_was_lost_is_told_again(scene: Scene) -> None:
     assert scene.entries() == 0
     for line in scene.lines.values():
         line.is_cut = False
-    await wait_until(lambda: scene.entries() == 50, within_s=3.0)
+    await until(lambda: scene.entries() == 50)
 
 
 async def test_share_of_a_silent_entrypoint_moves_to_the_others(scene: Scene) -> None:
     scene.put(*range(60))
-    await wait_until(lambda: scene.entries() == 60)
+    await until(lambda: scene.entries() == 60)
     share = [n for n in range(60) if choose_entrypoint(key_of(n), scene.names) == "e2"]
     scene.lines["e2"].is_silent = True
     assert await scene.found(*share) == []
     begun = scene.lines["e1"].directory.entries + scene.lines["e3"].directory.entries
-    await wait_until(
+    await until(
         lambda: (
             scene.lines["e1"].directory.entries + scene.lines["e3"].directory.entries
             == begun + len(share)
-        ),
-        within_s=5.0,
+        )
     )
     assert await scene.found(*range(60)) == list(range(60))
     assert [row["is_alive"] for row in scene.announcer.describe()] == [True, False, True]
@@ -360,7 +361,7 @@ async def check_that_only_shares_are_left(scene: Scene, numbers: Sequence[int]) 
     for key in keys:
         share[choose_entrypoint(key, scene.names)] += 1
     scene.clock.ahead_s += MOVED_KEPT_S
-    await wait_until(lambda: scene.entries_by_name() == share, within_s=5.0)
+    await until(lambda: scene.entries_by_name() == share)
     assert await scene.found(*numbers) == list(numbers)
     for name, line in scene.lines.items():
         known = line.directory.look_up(keys)
@@ -373,11 +374,11 @@ async def test_share_of_an_entrypoint_that_is_added_leaves_the_others_after_a_wh
     scene: Scene,
 ) -> None:
     scene.put(*range(90))
-    await wait_until(lambda: scene.entries() == 90)
+    await until(lambda: scene.entries() == 90)
     before = scene.entries_by_name()
     scene.names.append("e4")
     moved = [n for n in range(90) if choose_entrypoint(key_of(n), scene.names) == "e4"]
-    await wait_until(lambda: scene.entries_by_name().get("e4") == len(moved) > 0)
+    await until(lambda: scene.entries_by_name().get("e4") == len(moved) > 0)
     # Who has not seen the new map yet still finds everything.
     assert scene.entries_by_name() == {**before, "e4": len(moved)}
     scene.drop(moved[0])
@@ -389,13 +390,13 @@ async def test_share_of_an_entrypoint_that_comes_back_leaves_the_others_after_a_
     scene: Scene,
 ) -> None:
     scene.put(*range(90))
-    await wait_until(lambda: scene.entries() == 90)
+    await until(lambda: scene.entries() == 90)
     scene.lines["e2"].is_cut = True
     had = scene.entries_by_name()["e2"]
-    await wait_until(lambda: scene.entries() == 90 + had, within_s=5.0)
+    await until(lambda: scene.entries() == 90 + had)
     scene.drop(*range(5))
     scene.lines["e2"].is_cut = False
-    await wait_until(lambda: scene.announcer.describe()[1]["is_alive"], within_s=3.0)
+    await until(lambda: scene.announcer.describe()[1]["is_alive"])
     # What it was told before it fell silent and is gone since, it is told nothing of: the reader
     # who fetches it in vain withdraws it.
     for number in range(5):
@@ -408,7 +409,7 @@ async def test_entrypoints_are_not_blamed_when_this_process_stood_still(scene: S
     for line in scene.lines.values():
         line.is_silent = True
         line.said.clear()
-    await wait_until(lambda: all(line.said for line in scene.lines.values()))
+    await until(lambda: all(line.said for line in scene.lines.values()))
     scene.clock.ahead_s += 30.0  # each has an announcement under way
     await asyncio.sleep(2 * TICK_S)
     assert all(row["is_alive"] for row in scene.announcer.describe())
@@ -416,13 +417,15 @@ async def test_entrypoints_are_not_blamed_when_this_process_stood_still(scene: S
 
 @pytest.mark.parametrize("is_hasty", [True, False])
 async def test_only_who_waited_long_enough_suspects_an_entrypoint(
-    scene: Scene, is_hasty: bool
+    scene: Scene, is_hasty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.put(*range(60))
-    await wait_until(lambda: scene.entries() == 60)
+    await until(lambda: scene.entries() == 60)
     for line in scene.lines.values():
-        line.is_silent, line.delay_s = True, 2 * LOOKUP_S_MAX
-    assert await scene.found(*range(60), deadline_s=LOOKUP_S_MAX / (2 if is_hasty else 1)) == []
+        line.is_silent, line.delay_s = True, 0.4
+    with monkeypatch.context() as patch:
+        patch.setattr(announcer, "LOOKUP_S_MAX", 0.2)
+        assert await scene.found(*range(60), deadline_s=0.1 if is_hasty else 0.2) == []
     for line in scene.lines.values():
         line.is_silent, line.delay_s = False, 0.0
     # A suspect is not asked before it has answered something.
@@ -432,14 +435,14 @@ async def test_only_who_waited_long_enough_suspects_an_entrypoint(
 async def test_other_hosts_entry_is_withdrawn_where_it_is_kept(scene: Scene) -> None:
     await asyncio.sleep(0.1)
     scene.put(1)
-    await wait_until(lambda: scene.entries() == 1)
+    await until(lambda: scene.entries() == 1)
     scene.announcer.withdraw(HOST, key_of(1))
-    await wait_until(lambda: scene.entries() == 0)
+    await until(lambda: scene.entries() == 0)
 
 
 async def test_parts_forget_a_host_that_leaves(scene: Scene) -> None:
     scene.put(*range(30))
-    await wait_until(lambda: scene.entries() == 30)
+    await until(lambda: scene.entries() == 30)
     await scene.announcer.leave(1.0)
     assert [line.directory.look_up([key_of(1)]) for line in scene.lines.values()] == [[None]] * 3
 

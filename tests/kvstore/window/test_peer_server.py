@@ -38,8 +38,8 @@ from tests.kvstore.window.hosts import (
     bytes_of,
     key_of,
     open_fleet,
-    wait_until,
 )
+from tests.patience import until
 
 CLUSTER = bytes.fromhex("ab" * 16)
 OTHER_HOST = "10.9.8.7:1234"
@@ -57,7 +57,7 @@ async def host(fleet: Fleet) -> Host:
     """An entrypoint that has record 1."""
     (host,) = fleet.open_entrypoints("e1")
     host.put(1)
-    await wait_until(lambda: host.directory is not None and host.directory.entries == 1)
+    await until(lambda: host.directory is not None and host.directory.entries == 1)
     return host
 
 
@@ -369,13 +369,13 @@ async def test_peer_that_does_not_take_its_answer_is_closed(fleet: Fleet) -> Non
         return client
 
     client = await blocking(attack)
-    await wait_until(lambda: host.server.counters.slow_peers == 1, within_s=3.0)
+    await until(lambda: host.server.counters.slow_peers == 1)
     client.close()
     assert host.server.describe()["connections"] <= 1
 
 
 async def test_connections_beyond_the_bound_are_closed_at_once(host: Host) -> None:
-    await wait_until(lambda: host.server.describe()["connections"] == 0)
+    await until(lambda: host.server.describe()["connections"] == 0)
 
     def attack() -> None:
         clients = [client_of(host) for _ in range(8)]
@@ -387,7 +387,7 @@ async def test_connections_beyond_the_bound_are_closed_at_once(host: Host) -> No
 
     await blocking(attack)
     assert host.server.counters.connections_refused == 1
-    await wait_until(lambda: host.server.describe()["connections"] == 0)
+    await until(lambda: host.server.describe()["connections"] == 0)
     await prove_unharmed(host)
 
 
