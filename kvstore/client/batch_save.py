@@ -99,11 +99,10 @@ class BatchSave:
 
     async def run(self, deadline_s: float) -> BatchSaveResult:
         """Encodes, sends and waits; returns after `deadline_s` seconds at the latest."""
-        reachable = [
-            shard
-            for shard, channel in enumerate(self._channels)
-            if channel.health.is_available and channel.health.waiting_s < SILENT_S
-        ]
+        reachable = self._reachable_shards()
+        if len(reachable) < len(self._channels):
+            await self._read_what_came()
+            reachable = self._reachable_shards()
         with_room = [shard for shard in reachable if not self._channels[shard].health.is_full]
         # With fewer than k the block could not be read, and might replace one that can be again.
         if deadline_s <= 0 or len(with_room) < self._code.k:
@@ -126,6 +125,21 @@ class BatchSave:
             self._recall_failed()
             self._settle()
         return self._result()
+
+    def _reachable_shards(self) -> list[int]:
+        """Those whose node is there, and not silent."""
+        return [
+            shard
+            for shard, channel in enumerate(self._channels)
+            if channel.health.is_available and channel.health.waiting_s < SILENT_S
+        ]
+
+    async def _read_what_came(self) -> None:
+        """Let the loop look at its sockets once. After a process stood still, or was busy, for a
+        while, every node seems silent, and their answers lie there."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._loop.call_soon(turn.set_result, None)
+        await turn
 
     def _encode_and_hash(self, shards: list[list[memoryview]]) -> list[list[int]]:
         """Fills the parity; payload_xxh3 of each shard's blocks. A few blocks at a time, so that

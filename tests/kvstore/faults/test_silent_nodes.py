@@ -3,6 +3,7 @@ the caller's memory."""
 
 import asyncio
 import mmap
+import time
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 
@@ -64,6 +65,24 @@ class TestTime:
                 # Two batches of 8 MiB and a fifth are kept for each of the first two saves.
                 grown_bytes = resident_bytes() - before_bytes
                 assert grown_bytes < 80 << 20, f"{grown_bytes >> 20} MiB for 6 x 70 MiB"
+
+    async def test_client_that_stood_still_itself_calls_no_node_silent(
+        self, twelve: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run, batches = batch_save.BatchSave.run, []
+
+        async def run_after_a_stall(batch: batch_save.BatchSave, deadline_s: float) -> object:
+            batches.append(batch)
+            if len(batches) == 3:
+                # The batch before was sent just now: what the nodes answer lies in the sockets.
+                time.sleep(batch_save.SILENT_S * 1.2)
+            return await run(batch, deadline_s)
+
+        monkeypatch.setattr(batch_save.BatchSave, "run", run_after_a_stall)
+        async with client_of(twelve.map) as store:
+            await save_all(store, RandomBlocks(1, block_bytes=113_920, seed=341))
+            await save_all(store, RandomBlocks(200, block_bytes=113_920, seed=342))
+        assert len(batches) >= 3
 
     @pytest.mark.parametrize("shard", [0, 6, 11])
     async def test_one_node_that_stands_still_costs_no_block_and_is_not_waited_for(
