@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import secrets
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(secrets.randbits(32))
     # xdist would begin with the files of the most tests, and end with long ones of a few.
     config.option.loadscopereorder = False
+    # Run in the background of a script, this process ignores Ctrl-C, and so would all that tests
+    # start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

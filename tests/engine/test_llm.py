@@ -213,7 +213,9 @@ def test_request_does_not_wait_for_the_end_of_saves_that_hang(
 
 def test_llm_refuses_a_request_larger_than_its_pool(open_tiny: OpenTiny, rng: Random) -> None:
     llm = open_tiny(MemoryStore(), config=LLMConfig(pool_blocks=2))
-    with pytest.raises(InvalidRequest, match=r"blocks for .*: given 3, expected at most 2"):
+    with pytest.raises(
+        InvalidRequest, match=r"prompt tokens and max_tokens: given 260 .*, expected at most 256"
+    ):
         llm.generate(random_prompt(llm, rng, 250), max_tokens=10)
     assert len(ask(llm, random_prompt(llm, rng, 250)).token_ids) == 5
 
