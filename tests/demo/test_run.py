@@ -81,7 +81,7 @@ def test_demo_keeps_all_its_claims(temporary_folder: Path) -> None:
     assert find_processes(temporary_folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.torture  # a minute for its last line: what is shown is tested beside the displays
 @pytest.mark.timeout(300)
 def test_demo_ends_with_its_one_line_when_a_person_runs_it(temporary_folder: Path) -> None:
     with start_demo(temporary_folder) as demo:
