@@ -16,9 +16,9 @@ from kvstore.layout import BLOCK_TOKENS
 
 from ...errors import InvalidRequest, StateSlotsExhausted
 from .config import DeepseekV41Config
-from .host_bytes import on_host
 from .layout import ByteRun, StateOffsets, group_tokens, state_offsets
 from .ring import Ring
+from .window_record import make_record, window_shape
 
 NO_ID = -1
 """In `recent_ids`: the token is an image's, or there is none because the sequence begins later."""
@@ -62,6 +62,7 @@ class SequenceState:
         self.block_ids: list[int] = []
         self.recent_ids = [NO_ID] * recent_count(config)
         self._window = config.window
+        self._window_shape = window_shape(config, offsets)
         self._group_tokens = group_tokens(config)
         self._offsets = offsets
         self._length = 0
@@ -245,7 +246,10 @@ class SequenceState:
         Nothing else of the sequence gets into it, so the copy is the same whenever it is taken.
         """
         assert self.holds_window(position), f"no window at {position}, length {self._length}"
-        into[:] = on_host(self.window_memory)
+        if self.memory.device.type != "cpu":
+            into.copy_(make_record(self.memory, position, self._window_shape))
+            return
+        into[:] = self.window_memory
         end = 0
         for run in self._offsets.rings[: len(self._encoder_rings)]:
             into[end : run.offset] = 0
