@@ -38,10 +38,9 @@ def describe(generation: Generation, max_tokens: int, *, store_errors: int) -> d
 def summary_line(generation: Generation, max_tokens: int, *, store_errors: int) -> str:
     """What a person wants to know of a request, on one line."""
     timings, blocks = generation.timings, generation.receipt.summary()
-    replay = f" (of it replayed {generation.replay_tokens})" if generation.replay_tokens else ""
     prompt = count_of(len(generation.prompt_ids), "token")
     parts = [
-        f"prompt {prompt}, hit {generation.hit_tokens}{replay}",
+        f"prompt {prompt}, hit {describe_hit(generation.hit_tokens, generation.replay_tokens)}",
         f"first token {timings.ttft_s:.2f} s (match {timings.match_s:.3f}, "
         f"fetch {timings.fetch_s:.3f}, prefill {timings.prefill_s:.2f})",
         f"{count_of(len(generation.token_ids), 'token')}, {generation.decode_tokens_per_s:.0f}/s",
@@ -70,7 +69,8 @@ def describe_remote(answer: RemoteAnswer, max_tokens: int) -> dict[str, Any]:
 def remote_summary_line(answer: RemoteAnswer, max_tokens: int) -> str:
     """What a person wants to know of a request that workers answered, on one line."""
     report = answer.report
-    hit = report.engines[0].get("hit_tokens", "unknown") if report.engines else "unknown"
+    first = report.engines[0] if report.engines else {}
+    hit = describe_hit(first.get("hit_tokens", "unknown"), first.get("replay_tokens", 0))
     parts = [
         f"prompt {count_of(len(answer.prompt_ids), 'token')}, hit {hit}",
         f"first token {report.ttft_s:.2f} s",
@@ -82,6 +82,12 @@ def remote_summary_line(answer: RemoteAnswer, max_tokens: int) -> str:
     if report.tried:
         parts.append(f"tried again after: {'; '.join(report.tried)}")
     return "[" + "; ".join(parts) + "]"
+
+
+def describe_hit(hit_tokens: object, replay_tokens: object) -> str:
+    """How much was not computed, and what was computed again behind it."""
+    replay = f" (and {replay_tokens} behind it replayed)" if replay_tokens else ""
+    return f"{hit_tokens}{replay}"
 
 
 def describe_moves(moves: int) -> str:

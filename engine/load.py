@@ -132,7 +132,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidRequest("device", given=repr(name), expected=expected) from error
+        raise InvalidRequest("device", given=repr(name)[:80], expected=expected) from error
     if device == torch.device("cpu"):
         return device
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -32,7 +32,7 @@ class RequestReport:
     hit_tokens: int
     replay_tokens: int
     shared_tokens: int
-    """Of those not computed, how many were in the pool already."""
+    """Of the hit and the replay behind it, how many were in the pool already."""
     preemptions: int
     rejected_shards: int
     receipt: SaveReceipt = field(repr=False)

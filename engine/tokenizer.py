@@ -180,7 +180,7 @@ class Tokenizer:
         if name not in self.data.special_ids:
             raise InvalidRequest(
                 "special token",
-                given=repr(name),
+                given=repr(name)[:80],
                 expected=f"one of {sorted(self.data.special_ids)}",
             )
         return self.data.special_ids[name]

@@ -26,12 +26,12 @@ from kvstore.admin.control.serving import (
     listen_for_control,
     serve_control,
 )
-from kvstore.admin.control_token import read_token_file
 from kvstore.cluster.source import FileMapSource
 from kvstore.errors import InvalidArgument, StoreError
 from kvstore.event_log import set_up_logging
 from kvstore.identity import check_package_identity
 from kvstore.node.clock import SystemClock
+from kvstore.token_file import read_token_file
 
 from . import drain, policy_sync, redundancy_pass, scrub, watch
 from .arguments import CONTROL_OF_MAP, WorkerArguments, parse_arguments

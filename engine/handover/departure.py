@@ -57,6 +57,7 @@ class Dispatch:
     state_namespace: Namespace | None
     lease_deadline_s: float
     offer_ttl_s: float
+    ticket_key: bytes = b""
 
     def lease(self, namespace: Namespace, blocks: int) -> OutgoingRun:
         """Raises ArenaFull, StoreError."""
@@ -166,7 +167,7 @@ class Departure:
             state=state,
             moves=parting.moves,
         )
-        return write_ticket(ticket)
+        return write_ticket(ticket, self._dispatch.ticket_key)
 
 
 def _sent(offer: RunOffer, run: OutgoingRun) -> SentRun:

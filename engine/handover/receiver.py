@@ -117,13 +117,15 @@ class HandoverReceiver:
         on_change: Callable[[], None],
         take_deadline_s: float = TAKE_DEADLINE_S,
         mover: SectionMover | None = None,
+        ticket_key: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mover`: for the engine's pool, None for one of the host. It is the caller's."""
+        """`mover`: for the engine's pool, None for one of the host. It is the caller's.
+        `ticket_key`: see `ticket.write_ticket`."""
         self.counts = ReceiverCounts()
         self._engine = engine
         self._runner = engine.runner
-        self._tickets = TicketReader(engine.runner)
+        self._tickets = TicketReader(engine.runner, ticket_key)
         layout = engine.runner.namespace.layout
         self._mover = mover or MemcpyMover(engine.runner.pool, layout)
         self._pickup = Pickup(

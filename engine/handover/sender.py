@@ -83,9 +83,11 @@ class HandoverSender:
         lease_deadline_s: float = LEASE_DEADLINE_S,
         offer_ttl_s: float = OFFER_TTL_S,
         mover: SectionMover | None = None,
+        ticket_key: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mover`: for the runner's pool, None for one of the host. It is the caller's."""
+        """`mover`: for the runner's pool, None for one of the host. It is the caller's.
+        `ticket_key`: see `ticket.write_ticket`."""
         self._runner = runner
         self._pool = runner.pool
         self._mover = mover or MemcpyMover(runner.pool, runner.namespace.layout)
@@ -96,6 +98,7 @@ class HandoverSender:
             state_namespace=state_namespace(runner),
             lease_deadline_s=lease_deadline_s,
             offer_ttl_s=offer_ttl_s,
+            ticket_key=ticket_key,
         )
         self._faults = faults
         self._clock = clock
@@ -244,7 +247,7 @@ class HandoverSender:
         if ticket is None:
             return
         try:
-            self._dispatch.withdraw(read_ticket(ticket))
+            self._dispatch.withdraw(read_ticket(ticket, self._dispatch.ticket_key))
         except STORE_ERRORS as error:
             self._faults.note("hand over", error)
 

@@ -25,13 +25,14 @@ class ReadTicket(NamedTuple):
 class TicketReader:
     """Reads tickets for one runner's engine. May be used in any thread."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, ticket_key: bytes) -> None:
         self._runner = runner
+        self._key = ticket_key
 
     def read(self, data: bytes, request_id: str) -> ReadTicket:
         """The ticket, and its request as one of this engine's. Raises HandoverRefused for a ticket
         that is none, or of another model; InvalidRequest for one that never fits."""
-        ticket = read_ticket(data)
+        ticket = read_ticket(data, self._key)
         self._check_model(ticket)
         self._check_tokens(ticket)
         return ReadTicket(ticket, prepare_request(ticket.request(request_id), self._runner))

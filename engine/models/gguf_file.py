@@ -40,7 +40,11 @@ class GgufFile:
         """
         path = Path(path)
         if not path.is_file():
-            raise MissingModel(path, "there is no such file")
+            is_there = path.exists()
+            raise MissingModel(
+                path,
+                "it is no regular file and no folder" if is_there else "there is no such file",
+            )
         try:
             reader = gguf.GGUFReader(path)
             metadata = {name: entry.contents() for name, entry in reader.fields.items()}

@@ -21,7 +21,7 @@ from ..errors import EngineError, describe_in_one_line
 from ..scheduler.cost import read_cost
 from ..threads import prepare_environment
 from .address import parse_address
-from .options import Role, WorkerOptions, parse_memory_bytes
+from .options import Role, WorkerOptions, parse_memory_bytes, read_ticket_key
 
 NAME = "cachalot engine"
 USER_ERROR = 2
@@ -96,6 +96,14 @@ MetricsOption = Annotated[
     str | None,
     typer.Option(help="serve /metrics for Prometheus there, without a token", metavar="HOST:PORT"),
 ]
+TicketKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="file with the secret of all engines that hand over to each other; without it whoever"
+        " speaks to a worker can put other tokens to a hand-over",
+        metavar="FILE",
+    ),
+]
 LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="write each log line as a JSON object")
 ]
@@ -123,6 +131,7 @@ def engine(
     must_pin: MustPinOption = False,
     grace: GraceOption = 60.0,
     metrics: MetricsOption = None,
+    ticket_key: TicketKeyOption = None,
     is_log_json: LogJsonOption = False,
 ) -> None:
     options = WorkerOptions(
@@ -144,6 +153,7 @@ def engine(
         must_pin=must_pin,
         grace_s=grace,
         metrics=metrics,
+        ticket_key=b"" if ticket_key is None else read_ticket_key(ticket_key),
         is_log_json=is_log_json,
     )
     prepare_environment()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from kvstore.socket_file import SOCKET_PATH_BYTES_MAX
 from ..errors import InvalidRequest
 
 PORT_MAX = 65_535
+SHOWN_CHARACTERS_MAX = 80
 EXPECTED = f"a path with a / in it, of at most {SOCKET_PATH_BYTES_MAX} bytes, or HOST:PORT"
 
 
@@ -38,16 +40,32 @@ def parse_address(text: str, what: str = "address") -> WorkerAddress:
         return WorkerAddress(path=Path(text))
     host, separator, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX
-    host = host.removeprefix("[").removesuffix("]")
-    if not (separator and _is_host(host) and is_port):
-        raise InvalidRequest(what, given=repr(text), expected=EXPECTED)
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    if not (separator and is_port and is_bracketed == (":" in host) and _is_host(host)):
+        # Without brackets nobody could tell the port from the last part of an IPv6 address.
+        hint = ", an IPv6 address in brackets: [::1]:PORT" if text.count(":") > 1 else ""
+        raise InvalidRequest(
+            what, given=repr(text)[:SHOWN_CHARACTERS_MAX], expected=f"{EXPECTED}{hint}"
+        )
     return WorkerAddress(host=host, port=int(port))
 
 
 def _is_host(host: str) -> bool:
     """Whether it can be looked up; a name with a label that is empty or too long is an error there
     that is none of the system's."""
+    if "[" in host or "]" in host:
+        return False
+    if ":" in host:
+        return _is_ipv6(host)
     try:
         return bool(host.encode("idna"))
     except UnicodeError:
+        return False
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return bool(ipaddress.IPv6Address(host))
+    except ValueError:
         return False

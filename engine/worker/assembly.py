@@ -99,7 +99,14 @@ def _open_with_agent(
     )
     engine = LLMEngine(runner, source=source, sink=sink, config=config, clock=clock)
     stack.enter_context(engine)
-    hand_overs = HandOvers(engine, agent, faults=faults, on_change=engine.wake, mover=opened.mover)
+    hand_overs = HandOvers(
+        engine,
+        agent,
+        faults=faults,
+        on_change=engine.wake,
+        mover=opened.mover,
+        ticket_key=options.ticket_key,
+    )
     stack.callback(hand_overs.close, HAND_OVER_CLOSE_S)
     if options.role is Role.PREFILL:
         engine.on_last_chunk = hand_overs.begin

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .frames import read_frame
+from .frames import SMALL_BYTES, LargeFrames, LargeFramesBusy, read_frame
 from .messages import (
     Answer,
     MalformedMessage,
@@ -27,7 +27,9 @@ class ConnectionBounds:
     """What one client may cost."""
 
     request_s: float = 10.0
-    """For its message to come."""
+    """For its message to come; for one beyond SMALL_BYTES, for each of the two parts of it."""
+    large_wait_s: float = 10.0
+    """Between these, until fewer others are read; it is refused then."""
     unsent_bytes_max: int = 256 << 10
     """Answers that it has not read when the next one comes; it is a slow reader then."""
     last_answer_s: float = 10.0
@@ -53,7 +55,7 @@ class Connection:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         bounds: ConnectionBounds,
-        large: asyncio.Semaphore,
+        large: LargeFrames,
     ) -> None:
         """`large`: how many long messages the worker reads at one time."""
         self.request_id = request_id
@@ -125,9 +127,23 @@ class Connection:
             log.warning("malformed message: %s", error)
             refusal = Refused(reason=f"malformed message: {error}", cause="invalid")
             self._writer.write(encode_frame(refusal))
+        except LargeFramesBusy as error:
+            log.info("a long message is refused: %s", error)
+            await self._refuse_unread(Refused(reason=str(error), cause="busy"))
         except (OSError, TimeoutError) as error:
             log.info("a client said nothing: %s", str(error) or "no message in time")
         return None
+
+    async def _refuse_unread(self, refusal: Refused) -> None:
+        """Answer a client that still sends. A connection that is closed with something unread in it
+        is reset, which can take the answer with it; so what comes is read, and nothing of it kept.
+        """
+        self._writer.write(encode_frame(refusal))
+        with suppress(OSError):
+            self._writer.write_eof()
+            async with asyncio.timeout(self._bounds.last_answer_s):
+                while await self._reader.read(SMALL_BYTES):
+                    continue
 
     async def _close(self) -> None:
         self.has_ended = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from .messages import HEAD, MalformedMessage, decode_length
 
@@ -11,21 +12,53 @@ SMALL_BYTES = 64 << 10
 """As much as a stream keeps in any case."""
 
 
+class LargeFramesBusy(Exception):
+    """A large frame waited for its turn as long as it may; the rest of it was not read."""
+
+
+class LargeFrames:
+    """Bounds how many frames beyond SMALL_BYTES are read at one time; more wait, `wait_s` each."""
+
+    def __init__(self, at_once: int, *, wait_s: float) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+        self._wait_s = wait_s
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """In it a frame is read to its end. Raises LargeFramesBusy."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise LargeFramesBusy(
+                f"more messages beyond {SMALL_BYTES} bytes are sent than are read at one time"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+
 async def read_frame(
-    reader: asyncio.StreamReader, *, deadline_s: float, large: asyncio.Semaphore | None = None
+    reader: asyncio.StreamReader, *, deadline_s: float, large: LargeFrames | None = None
 ) -> bytes | None:
     """The content of the next frame, None at the end of the stream between frames.
 
-    `large` bounds how many frames beyond SMALL_BYTES are held at one time. Raises MalformedMessage,
-    also for a stream that ends inside a frame; TimeoutError after `deadline_s`; OSError of the
-    connection.
+    A frame waits for its turn in `large` once its first SMALL_BYTES are here: who only announces
+    one holds nothing that others need. `deadline_s` is for what comes before that wait, and again
+    for what comes after it. Raises MalformedMessage, also for a stream that ends inside a frame;
+    TimeoutError after `deadline_s`; LargeFramesBusy; OSError of the connection.
     """
-    async with asyncio.timeout(deadline_s):
-        try:
-            length = decode_length(await reader.readexactly(HEAD.size))
-            async with nullcontext() if large is None or length <= SMALL_BYTES else large:
-                return await reader.readexactly(length)
-        except asyncio.IncompleteReadError as error:
-            if not error.partial and error.expected == HEAD.size:
+    try:
+        async with asyncio.timeout(deadline_s):
+            head = await reader.read(1)
+            if not head:
                 return None
-            raise MalformedMessage("the stream ends inside a message") from None
+            length = decode_length(head + await reader.readexactly(HEAD.size - len(head)))
+            if large is None or length <= SMALL_BYTES:
+                return await reader.readexactly(length)
+            first = await reader.readexactly(SMALL_BYTES)
+        async with large.turn(), asyncio.timeout(deadline_s):
+            return first + await reader.readexactly(length - SMALL_BYTES)
+    except asyncio.IncompleteReadError:
+        raise MalformedMessage("the stream ends inside a message") from None

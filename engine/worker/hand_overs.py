@@ -49,12 +49,18 @@ class HandOvers:
         faults: StoreFaults,
         on_change: Callable[[], None],
         mover: SectionMover | None = None,
+        ticket_key: bytes = b"",
     ) -> None:
-        """`mover`: for the engine's pool, None for one of the host. It is the caller's."""
+        """`mover`: for the engine's pool, None for one of the host. It is the caller's.
+        `ticket_key`: of all engines that hand over to each other."""
         self._engine = engine
         self._on_change = on_change
-        self._sender = HandoverSender(agent, engine.runner, faults=faults, mover=mover)
-        self._receiver = HandoverReceiver(agent, engine, on_change=on_change, mover=mover)
+        self._sender = HandoverSender(
+            agent, engine.runner, faults=faults, mover=mover, ticket_key=ticket_key
+        )
+        self._receiver = HandoverReceiver(
+            agent, engine, on_change=on_change, mover=mover, ticket_key=ticket_key
+        )
         self._leaving: dict[str, _Leaving] = {}
         self._moves: dict[str, int] = {}
         """Of the sequences that came from elsewhere and are still here."""

@@ -92,7 +92,7 @@ TOKEN_METRICS = (
     _make.counter(
         "shared_tokens",
         "tokens",
-        "Of those, tokens that were in the pool already.",
+        "Tokens of hits, and of what was replayed behind them, that were in the pool already.",
         at("engine.counts.shared_tokens"),
     ),
     _make.counter(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from kvstore.token_file import read_token_file
 
 from ..errors import InvalidRequest
 from ..scheduler.cost import PrefillCost
@@ -45,6 +48,9 @@ class WorkerOptions:
     cost: PrefillCost | None = None
     threads: int | None = None
     """Of the CPU; None for as many as a model of this size has use for."""
+    ticket_key: bytes = b""
+    """Of all engines that hand over to each other; without one, whoever speaks to a worker can make
+    tickets of any tokens."""
     device: str = "cpu"
     must_pin: bool = False
     """With a GPU: an arena that cannot be page-locked is an error, not just slow."""
@@ -66,6 +72,11 @@ class WorkerOptions:
         if self.pool_bytes is not None and self.pool_bytes < MEMORY_BYTES_MIN:
             given = f"{self.pool_bytes} bytes"
             raise InvalidRequest("--pool-memory", given=given, expected="1MiB or more")
+
+
+def read_ticket_key(path: Path) -> bytes:
+    """The key that a file's secret gives. Raises InvalidArgument, naming the option."""
+    return hashlib.sha256(read_token_file(path, option="--ticket-key").encode()).digest()
 
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

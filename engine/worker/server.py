@@ -17,6 +17,7 @@ from ..errors import InvalidRequest
 from ..request import Request as EngineRequest
 from ..sampling import Sampling
 from .connection import Connection, ConnectionBounds
+from .frames import LargeFrames
 from .messages import (
     Answer,
     AskStatus,
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 512
 LARGE_MESSAGES_MAX = 16
-"""Read at one time; more wait."""
+"""Read to their ends at one time; more wait."""
 LISTEN_BACKLOG = 1024
 
 
@@ -80,7 +81,7 @@ class WorkerServer:
         self._desk = desk
         self._describe = describe
         self._bounds = bounds or ConnectionBounds()
-        self._large = asyncio.Semaphore(LARGE_MESSAGES_MAX)
+        self._large = LargeFrames(LARGE_MESSAGES_MAX, wait_s=self._bounds.large_wait_s)
         self._numbers = count(1)
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         """Of connections that are open."""

@@ -65,8 +65,8 @@ def open_control(
     Raises ClusterMapError, InvalidArgument, NoWorker.
     """
     from ..cluster.map import load_cluster_map
+    from ..token_file import read_token_file
     from .control_client import ControlPlane, find_endpoints, no_worker, parse_control_url
-    from .control_token import read_token_file
 
     cluster_map = load_cluster_map(cluster)
     endpoints = find_endpoints(cluster_map) if control is None else [parse_control_url(control)]
@@ -78,7 +78,7 @@ def open_control(
 
 def default_token_path(cluster: Path) -> Path:
     """Where the token lies if nothing else is said: beside the cluster map."""
-    from .control_token import TOKEN_NAME
+    from ..token_file import TOKEN_NAME
 
     return cluster.absolute().parent / TOKEN_NAME
 

@@ -134,8 +134,11 @@ def _check_names(
 def _check_node(place: LocalFolder, node: str) -> None:
     from ..cluster.map import load_cluster_map
     from .control.changes import check_node_is_known
+    from .engine_plan import check_is_no_engine
 
-    check_node_is_known(load_cluster_map(place.cluster_path), node)
+    cluster_map = load_cluster_map(place.cluster_path)
+    check_is_no_engine(place, node, cluster_map.node_by_name)
+    check_node_is_known(cluster_map, node)
 
 
 def _check_agent(place: LocalFolder, agent: str) -> None:
@@ -144,7 +147,7 @@ def _check_agent(place: LocalFolder, agent: str) -> None:
     known = load_cluster_map(place.cluster_path).entrypoint_by_name
     if agent not in known:
         expected = f"one of the map: {', '.join(known) or 'it has none'}"
-        raise InvalidArgument("--agent", given=repr(agent), expected=expected)
+        raise InvalidArgument("--agent", given=repr(agent)[:80], expected=expected)
 
 
 def _check_engine(place: LocalFolder, engine: str) -> None:
@@ -153,7 +156,7 @@ def _check_engine(place: LocalFolder, engine: str) -> None:
     known = [one.name for one in name_engines(place.read_engine_options())]
     if engine not in known:
         expected = f"one of the cluster: {', '.join(known) or 'it has none'}"
-        raise InvalidArgument("--engine", given=repr(engine), expected=expected)
+        raise InvalidArgument("--engine", given=repr(engine)[:80], expected=expected)
 
 
 def _stop(

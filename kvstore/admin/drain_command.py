@@ -64,6 +64,7 @@ def drain(
     """
     from .policy_change import report_change
 
+    _check_is_no_engine(cluster, node)
     signature = {"who": who_asks(who), "why": why}
     if is_dry_run:
         change = _try(cluster, node, **signature, is_undo=is_undo)
@@ -81,6 +82,15 @@ def drain(
             report_change(made, is_json=False, is_dry_run=False)
     report = _wait(plane, endpoint, node, wait_s) if endpoint is not None else None
     _finish(cluster_map, node, report, wait_s=wait_s, is_json=is_json)
+
+
+def _check_is_no_engine(cluster: Path, node: str) -> None:
+    from ..cluster.map import load_cluster_map
+    from .engine_plan import check_is_no_engine
+    from .local_folder import LocalFolder
+
+    nodes = load_cluster_map(cluster).node_by_name
+    check_is_no_engine(LocalFolder(cluster.absolute().parent), node, nodes)
 
 
 def _find_worker(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidArgument
-from .local_folder import LocalEngineOptions
+from .local_folder import LocalEngineOptions, LocalFolder
 
 ENGINES_MAX = 32
 """Processes with a model each on one machine; more than that belongs on more machines."""
@@ -30,7 +30,7 @@ def parse_engines(text: str) -> LocalEngineOptions:
     is_whole = bool(prefill) == bool(decode) and prefill + decode + both > 0
     if not is_whole or prefill + decode + both > ENGINES_MAX:
         expected = f"{SPEC_EXPECTED}; at most {ENGINES_MAX} workers"
-        raise InvalidArgument("--engines", given=repr(text), expected=expected)
+        raise InvalidArgument("--engines", given=repr(text)[:80], expected=expected)
     return LocalEngineOptions(prefill=prefill, decode=decode, both=both)
 
 
@@ -42,6 +42,18 @@ def name_engines(options: LocalEngineOptions) -> list[LocalEngine]:
         for role, count in roles
         for number in range(1, count + 1)
     ]
+
+
+def check_is_no_engine(folder: LocalFolder, node: str, nodes: Container[str]) -> None:
+    """Raises InvalidArgument for an engine of the folder where the name of a node belongs."""
+    names = [engine.name for engine in name_engines(folder.read_engine_options())]
+    if node in names and node not in nodes:
+        raise InvalidArgument(
+            "node",
+            given=f"{node}, which is an engine",
+            expected=f"a node; `cachalot down --dir {folder.path} --engine {node}` drains and stops"
+            " an engine",
+        )
 
 
 def choose_engines(

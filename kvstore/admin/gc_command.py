@@ -88,7 +88,9 @@ def _restrict(
     for node in nodes or ():
         if node not in cluster_map.node_by_name:
             known = ", ".join(one.name for one in cluster_map.nodes)
-            raise InvalidArgument("--node", given=repr(node), expected=f"one of the map: {known}")
+            raise InvalidArgument(
+                "--node", given=repr(node)[:80], expected=f"one of the map: {known}"
+            )
     if nodes and control is not None:
         raise InvalidArgument(
             "--node",

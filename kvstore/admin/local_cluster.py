@@ -287,7 +287,9 @@ class LocalCluster:
         node = self._map.node_by_name.get(name)
         if node is None:
             known = f"{self.node_names[0]} to {self.node_names[-1]}"
-            raise InvalidArgument("node", given=repr(name), expected=f"one of the map: {known}")
+            raise InvalidArgument(
+                "node", given=repr(name)[:80], expected=f"one of the map: {known}"
+            )
         return node
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from ..errors import InvalidArgument
 from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
 from .engine_plan import LocalEngine, choose_engines, name_engines
-from .local_folder import LocalEngineOptions, LocalFolder
+from .local_folder import LocalEngineOptions, LocalFolder, naming_file
 from .local_processes import LocalProcesses
+from .new_token import make_token_file
 from .node_process import ENGINE, StopDeadlines
 from .node_start import StartingNode, spawn_recorded
 from .node_stop import StoppedNode, stop_nodes
@@ -82,6 +83,8 @@ class LocalEngines(LocalProcesses):
             if not missing:
                 return []
             self._folder.nodes_path.mkdir(exist_ok=True)
+            with naming_file(self._folder.ticket_key_path):
+                make_token_file(self._folder.ticket_key_path)
             # Before they run, so that a command that is killed leaves none that nobody knows of.
             self._folder.write_engine_options(wanted)
             write_remark(f"starting {count_of(len(missing), 'engine')}, of {wanted.model}")
@@ -127,6 +130,7 @@ def engine_command(folder: LocalFolder, engine: LocalEngine, model: str, agent: 
     command = [sys.executable, "-m", ENGINE.module, "--name", engine.name, "--role", engine.role]
     command += ["--listen", str(folder.socket_path(engine.name))]
     command += ["--model", model, "--agent", str(agent), "--grace", str(GRACE_S)]
+    command += ["--ticket-key", str(folder.ticket_key_path)]
     return command
 
 

@@ -12,6 +12,7 @@
     D/agents/a01/agent.log          what it said on stderr
     D/agents/a01/agent.json         its process
     D/engines.json                  which engines it has, and of which model
+    D/engines/ticket-key            the secret by which they know each other's tickets
     D/engines/p01.sock              where clients reach engine p01
     D/engines/p01/engine.log        what it said on stderr
     D/engines/p01/engine.json       its process
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ClusterMapError, InvalidArgument, StoreError
-from .control_token import TOKEN_NAME
+from ..token_file import TOKEN_NAME
 from .node_process import AGENT, ENGINE, KVSTORED, Program
 
 LOCK_DEADLINE_S = 180.0
@@ -42,6 +43,9 @@ LOCK_DEADLINE_S = 180.0
 first."""
 LOCK_POLL_S = 0.05
 RECORD_BYTES_MAX = 64 << 10
+STAT_BLOCK_BYTES = 512
+"""The unit of `st_blocks`, whatever blocks the file system has."""
+PAGE_BYTES = 4096
 
 
 class LocalFolderBusy(StoreError):
@@ -119,6 +123,10 @@ class LocalFolder:
     @property
     def token_path(self) -> Path:
         return self.path / TOKEN_NAME
+
+    @property
+    def ticket_key_path(self) -> Path:
+        return self.of(ENGINE).nodes_path / "ticket-key"
 
     @property
     def agent_options_path(self) -> Path:
@@ -299,12 +307,43 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file as a whole: a command that is killed leaves the old one or the new one."""
+    """Replace the file as a whole: a command that is killed leaves the old one or the new one.
+
+    On a full disk what is there already can be written again, and one record in place of another:
+    processes that have died are to be started again there too.
+    """
+    text = (json.dumps(content) + "\n").encode()
+    if _has_content(path, text):
+        return
     temporary = path.with_name(path.name + ".tmp")
     try:
         with naming_file(path):
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            temporary.write_bytes(text)
             os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not _overwrite(path, text):
+            raise
+
+
+def _has_content(path: Path, content: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(content) + 1) == content
+    except OSError:
+        return False
+
+
+def _overwrite(path: Path, content: bytes) -> bool:
+    """Write over a small file in the room that it has; whether that was possible.
+
+    One write within one page, which a kill does not divide. White space fills up what was longer.
+    """
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            content = content.ljust(status.st_size)
+            room_bytes = min(status.st_blocks * STAT_BLOCK_BYTES, PAGE_BYTES)
+            return len(content) <= room_bytes and file.write(content) == len(content)
+    except OSError:
+        return False

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from ..cluster.entities import ClusterMap, Node
-from .control_token import make_token_file
 from .local_folder import LocalFolder, NodeRecord, naming_file
 from .local_processes import LocalProcesses
+from .new_token import make_token_file
 from .node_process import GC_WORKER, StopDeadlines
 from .node_start import CODE_ROOT, KILL_DEADLINE_S, NodeStartFailed, bind_known_ports
 from .output import write_remark

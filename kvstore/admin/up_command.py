@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StoreError
 from .control_options import JsonOption
 from .engine_plan import parse_engines
 from .folder_option import parse_folder
@@ -167,9 +167,17 @@ def up(
     with cluster if is_foreground else nullcontext():
         if has_engines:
             sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
-            started += cluster.engines.bring_up(
-                engine_counts, model, agents=sockets, deadline_s=3 * wait_s
-            )
+            try:
+                started += cluster.engines.bring_up(
+                    engine_counts, model, agents=sockets, deadline_s=3 * wait_s
+                )
+            except StoreError:
+                if not is_foreground:
+                    write_remark(
+                        f"the nodes and agents run; `cachalot down --dir {cluster.folder}` stops"
+                        " them"
+                    )
+                raise
         if is_foreground:
             _stay(cluster, started, is_json=is_json)
         else:

@@ -63,6 +63,7 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
     names = [engine.name for engine in name_engines(folder.read_engine_options())]
     for name in names:
         _plan_server(plan, engines, name)
+    _plan_files(plan, [folder.ticket_key_path])
     plan.folders.append(engines.nodes_path)
     # The map goes last: as long as it is there, a wipe that broke off can be run again.
     options = [folder.options_path, folder.agent_options_path, folder.engine_options_path]

@@ -185,9 +185,9 @@ async def ask_workers(
     them say. When this is cancelled, the answers that are awaited are given up at once.
     Raises InvalidArgument for a `control` that is no address.
     """
+    from ..token_file import read_token_file
     from .control_client import ControlPlane, find_endpoints, parse_control_url
     from .control_options import default_token_path
-    from .control_token import read_token_file
 
     endpoints = find_endpoints(cluster_map) if control is None else [parse_control_url(control)]
     token, remark = "", ""

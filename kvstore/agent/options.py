@@ -105,7 +105,7 @@ class AgentOptions:
                 expected="check among them: an entrypoint holds a part of the window directory",
             )
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
-            raise InvalidArgument("--name", given=repr(self.name), expected=NAME_RULE)
+            raise InvalidArgument("--name", given=repr(self.name)[:80], expected=NAME_RULE)
         if self.listen is not None:
             if self.entrypoint is not None:
                 raise InvalidArgument(
@@ -129,10 +129,10 @@ def check_listen_address(address: str) -> None:
     try:
         found = ip_address(host)
     except ValueError:
-        raise InvalidArgument("--listen", given=repr(address), expected=expected) from None
+        raise InvalidArgument("--listen", given=repr(address)[:80], expected=expected) from None
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
     if not is_port or found.is_unspecified or found.is_multicast:
-        raise InvalidArgument("--listen", given=repr(address), expected=expected)
+        raise InvalidArgument("--listen", given=repr(address)[:80], expected=expected)
 
 
 def fit_name(host: str) -> str:

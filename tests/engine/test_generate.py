@@ -270,6 +270,16 @@ def test_summary_of_workers_names_the_hit_and_what_was_tried() -> None:
     assert "1/s; ended by the model's context; moved once;" in remote_summary_line(answer, 4)
 
 
+def test_summary_of_workers_shows_what_was_replayed() -> None:
+    engine = {"hit_tokens": 1280, "replay_tokens": 128}
+    report = AnswerReport(ttft_s=0.5, decode_s=2.0, moves=1, tried=(), engines=(engine, {}))
+    answer = RemoteAnswer(
+        prompt_ids=[1] * 1600, token_ids=[5], text="x", finish_reason="length", report=report
+    )
+    line = remote_summary_line(answer, 1)
+    assert line.startswith("[prompt 1600 tokens, hit 1280 (and 128 behind it replayed); first")
+
+
 def test_moves_are_told_in_words() -> None:
     assert [describe_moves(moves) for moves in range(4)] == [
         *("never moved", "moved once", "moved twice", "moved 3 times")

@@ -1,5 +1,6 @@
 """A model file is taken whole or refused with everything that is wrong with it."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,17 @@ def test_load_refuses_a_file_of_another_kind(open_tiny: OpenTiny, tmp_path: Path
         open_tiny(path=path)
     with pytest.raises(MissingModel, match="there is no such file"):
         open_tiny(path=tmp_path / "gone.gguf")
+
+
+@pytest.mark.timeout(20)
+def test_model_that_is_no_regular_file_is_refused_as_such(
+    tmp_path: Path, open_tiny: OpenTiny
+) -> None:
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(MissingModel, match="it is no regular file and no folder"):
+            open_tiny(path=path)
 
 
 def test_long_lists_of_problems_are_cut_in_the_message_only() -> None:

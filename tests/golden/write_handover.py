@@ -5,11 +5,9 @@ so that the two can disagree. Run: python tests/golden/write_handover.py
 """
 
 import json
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 FLOAT64 = {0.0: 0, 0.75: 0x3FE8000000000000, 1.0: 0x3FF0000000000000, 0.5: 0x3FE0000000000000}
 """Of the numbers that occur, the bits of IEEE 754."""
@@ -69,7 +67,7 @@ def ids(token_ids: list[int]) -> bytes:
     return binary(b"".join(little(number, 4) for number in token_ids))
 
 
-def ticket(facts: dict[str, Any]) -> bytes:
+def ticket(facts: dict[str, Any], key: bytes) -> bytes:
     first = facts["replay_first"]
     body = mapping(
         {
@@ -91,8 +89,8 @@ def ticket(facts: dict[str, Any]) -> bytes:
             "moves": whole(facts["moves"]),
         }
     )
-    checksum = little(xxhash.xxh3_64_intdigest(body), 8)
-    return b"CACHTCKT" + little(1, 4) + little(len(body), 4) + checksum + body
+    seal = blake2b(body, digest_size=16, key=key, person=b"CACHTCKT").digest()
+    return b"CACHTCKT" + little(2, 4) + little(len(body), 4) + seal + body
 
 
 def digest(name: str, size_bytes: int) -> str:
@@ -144,7 +142,11 @@ def vectors() -> list[dict[str, Any]]:
         },
         "moves": 1,
     }
-    return [{"fields": facts, "bytes": ticket(facts).hex()} for facts in (dense, with_state)]
+    sealed = [(dense, b""), (with_state, bytes.fromhex(digest("key", 32)))]
+    return [
+        {"fields": facts, "key": key.hex(), "bytes": ticket(facts, key).hex()}
+        for facts, key in sealed
+    ]
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         with _open(path) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise MissingModel(path, "there is no such file: it is not a regular one")
+                raise MissingModel(path, "it is not a regular file")
             yield file, status.st_size
     except ModelFileError:
         # MissingModel is a FileNotFoundError too.

@@ -40,9 +40,31 @@ def test_text_that_is_no_address_is_refused(text: str) -> None:
         parse_address(text)
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:0", "[::1]:80", "/a/b.sock", "host.name:65535"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:0", "[::1]:80", "[fe80::1%eth0]:80", "/a/b.sock", "host.name:65535"]
+)
 def test_address_is_written_as_it_was_read(text: str) -> None:
     assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize("text", ["::1", "::1:80", "[::1]", "[:]:1", "[1::2::3]:1"])
+def test_ipv6_address_that_cannot_be_told_from_its_port_is_refused_as_written(text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_address(text, "--listen")
+    assert str(caught.value).startswith(f"--listen: given {text!r}, expected a path")
+    assert str(caught.value).endswith("an IPv6 address in brackets: [::1]:PORT")
+
+
+@pytest.mark.parametrize("text", ["[host]:80", "[host:80", "host]:80", "[]:80"])
+def test_brackets_are_of_ipv6_addresses_only(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected a path with a / in it"):
+        parse_address(text)
+
+
+def test_address_of_any_length_is_shown_in_short() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        find_places("x" * 100_000)
+    assert len(str(caught.value)) < 300
 
 
 def test_path_that_no_socket_can_have_is_refused() -> None:

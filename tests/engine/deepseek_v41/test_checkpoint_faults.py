@@ -316,7 +316,7 @@ def test_pipe_is_no_file_of_a_model(sharded: Path, tmp_path: Path, name: str) ->
     shutil.copy(next(folder.glob("*.safetensors")), folder / "z.safetensors")
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    told = f"{name}: there is no such file: it is not a regular one"
+    told = f"{name}: it is not a regular file"
     assert told in problems_of(folder)
 
 

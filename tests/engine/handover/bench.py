@@ -28,9 +28,9 @@ def arena_runs(agent: AgentProcess) -> int:
     return int(agent.status()["arena"]["runs"])
 
 
-def changed(ticket: bytes, **fields: object) -> bytes:
-    """The ticket with other fields."""
-    return write_ticket(msgspec.structs.replace(read_ticket(ticket), **fields))
+def changed(ticket: bytes, *, key: bytes = b"", **fields: object) -> bytes:
+    """The ticket with other fields, sealed as by who has no key."""
+    return write_ticket(msgspec.structs.replace(read_ticket(ticket, key), **fields))
 
 
 def request_of(
@@ -78,6 +78,7 @@ class Handover:
         target_blocks: int = 8,
         lease_deadline_s: float = OPERATION_S,
         offer_ttl_s: float = 30.0,
+        ticket_key: bytes = b"",
     ) -> Handover:
         source = open_engine()
         target = open_engine(fill=0xA5, pool_blocks=target_blocks)
@@ -88,8 +89,9 @@ class Handover:
             faults=faults,
             lease_deadline_s=lease_deadline_s,
             offer_ttl_s=offer_ttl_s,
+            ticket_key=ticket_key,
         )
-        receiver = HandoverReceiver(other, target, on_change=lambda: None)
+        receiver = HandoverReceiver(other, target, on_change=lambda: None, ticket_key=ticket_key)
         return Handover(source, target, sender, receiver, faults)
 
     def send(self, sequence: Sequence, *, moves: int = 0, stays: bool = False) -> bytes:

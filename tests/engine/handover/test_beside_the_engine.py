@@ -27,10 +27,10 @@ def held_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Tickets are read when the block is left; the names of the threads that wait for that."""
     may_go_on, waiting = Event(), list[str]()
 
-    def read(data: bytes) -> HandoverTicket:
+    def read(data: bytes, key: bytes) -> HandoverTicket:
         waiting.append(current_thread().name)
         assert may_go_on.wait(30)
-        return read_ticket(data)
+        return read_ticket(data, key)
 
     monkeypatch.setattr(ticket_reader_module, "read_ticket", read)
     yield waiting

@@ -7,13 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import pytest
-import xxhash
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.handover.receiver import HandoverReceiver
 from engine.handover.sender import HandoverSender
-from engine.handover.ticket import HEAD, MAGIC, VERSION, decode_ids, read_ticket
+from engine.handover.ticket import HEAD, MAGIC, VERSION, decode_ids, read_ticket, seal_of
 from engine.llm_engine import LLMEngine
 from engine.request import Request, TokenEvent
 from engine.store_faults import StoreFaults
@@ -148,7 +147,7 @@ def test_engine_drains_in_the_middle_of_answers_and_the_tokens_are_the_same(
 
 @pytest.mark.parametrize("family", ["llama"], indirect=True)
 def test_ticket_with_other_bits_has_a_typed_end_and_leaves_nothing(open_worker: OpenWorker) -> None:
-    """Bits of its fields, under a checksum that fits; nobody but a client could make such a one."""
+    """Bits of its fields, under a seal that fits, which a client can make where there is no key."""
     source, target = open_worker(), open_worker()
     (ticket,) = prefill_all(source, REQUESTS[:1]).values()
     body = ticket[HEAD.size :]
@@ -164,7 +163,7 @@ def test_ticket_with_other_bits_has_a_typed_end_and_leaves_nothing(open_worker: 
         # An agent would ask the other host that it then names.
         assume(not any(first <= at < first + len(host) for first in (first_host, last_host)))
         changed = body[:at] + bytes([body[at] ^ bits]) + body[at + 1 :]
-        head = HEAD.pack(MAGIC, VERSION, len(changed), xxhash.xxh3_64_intdigest(changed))
+        head = HEAD.pack(MAGIC, VERSION, len(changed), seal_of(changed, b""))
         target.receiver.begin(head + changed, "changed")
         (arrival,) = wait_for(target.receiver.poll)
         assert arrival.refusal is not None

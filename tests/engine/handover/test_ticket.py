@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from engine.handover.ticket import (
     SentRun,
     encode_ids,
     read_ticket,
+    seal_of,
     write_ticket,
 )
 from engine.sampling import Sampling
@@ -61,7 +61,7 @@ TICKET = ticket_of(VECTORS[1]["fields"])
 
 def framed(body: bytes) -> bytes:
     """A body with the head that fits it."""
-    return HEAD.pack(MAGIC, VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
+    return HEAD.pack(MAGIC, VERSION, len(body), seal_of(body, b"")) + body
 
 
 def changed(**fields: object) -> bytes:
@@ -72,8 +72,9 @@ def changed(**fields: object) -> bytes:
 @pytest.mark.parametrize("vector", VECTORS, ids=["dense", "with state"])
 def test_ticket_has_the_bytes_of_the_format(vector: dict[str, Any]) -> None:
     ticket = ticket_of(vector["fields"])
-    assert write_ticket(ticket).hex() == vector["bytes"]
-    assert read_ticket(bytes.fromhex(vector["bytes"])) == ticket
+    key = bytes.fromhex(vector["key"])
+    assert write_ticket(ticket, key).hex() == vector["bytes"]
+    assert read_ticket(bytes.fromhex(vector["bytes"]), key) == ticket
 
 
 def test_ticket_gives_back_the_request() -> None:
@@ -124,16 +125,32 @@ def test_ticket_is_refused_by_name_when_a_field_cannot_be(
         (b"", "length of the ticket"),
         (bytes(TICKET_BYTES_MAX + 1), "length of the ticket"),
         (b"CACHV41S" + write_ticket(TICKET)[8:], "magic of the ticket"),
-        (HEAD.pack(MAGIC, 2, 0, 0), "version of the ticket"),
+        (HEAD.pack(MAGIC, 1, 0, bytes(16)), "version of the ticket"),
         (write_ticket(TICKET)[:-1], "length of the body"),
         (write_ticket(TICKET) + b"\0", "length of the body"),
-        (write_ticket(TICKET)[:-1] + b"\7", "checksum of the ticket"),
+        (write_ticket(TICKET)[:-1] + b"\7", "seal of the ticket"),
     ],
 )
 def test_bytes_are_refused_by_name_when_they_are_no_ticket(data: bytes, what: str) -> None:
     with pytest.raises(HandoverRefused) as refused:
         read_ticket(data)
     assert refused.value.what == what
+
+
+def test_ticket_is_refused_by_who_has_another_key_and_nobody_is_told_the_right_seal() -> None:
+    key = bytes(range(32))
+    sealed = write_ticket(TICKET, key)
+    assert read_ticket(sealed, key) == TICKET
+    for forged, own in (
+        (write_ticket(TICKET), key),
+        (sealed, b""),
+        (sealed, bytes(32)),
+        (write_ticket(msgspec.structs.replace(TICKET, moves=7), bytes(32)), key),
+    ):
+        with pytest.raises(HandoverRefused) as refused:
+            read_ticket(forged, own)
+        assert refused.value.what == "seal of the ticket"
+        assert seal_of(forged[HEAD.size :], own).hex() not in str(refused.value)
 
 
 @pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.worker.frames import read_frame
+from engine.worker.frames import SMALL_BYTES, LargeFrames, LargeFramesBusy, read_frame
 from engine.worker.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -168,3 +168,57 @@ async def test_stream_that_ends_between_messages_has_ended() -> None:
 async def test_message_that_does_not_come_is_waited_for_until_the_deadline() -> None:
     with pytest.raises(TimeoutError):
         await read_frame(asyncio.StreamReader(), deadline_s=0.01)
+
+
+def large_frame(size_bytes: int) -> bytes:
+    return size_bytes.to_bytes(4, "little") + bytes(range(256)) * (size_bytes // 256)
+
+
+async def test_stream_that_ends_four_bytes_before_the_end_of_a_message_is_malformed() -> None:
+    for body_bytes, large in ((4, None), (SMALL_BYTES + 4, LargeFrames(1, wait_s=60))):
+        reader = asyncio.StreamReader()
+        reader.feed_data(body_bytes.to_bytes(4, "little") + bytes(body_bytes - 4))
+        reader.feed_eof()
+        with pytest.raises(MalformedMessage, match="ends inside"):
+            await read_frame(reader, deadline_s=60, large=large)
+
+
+async def test_large_message_of_which_little_has_come_keeps_none_from_its_turn() -> None:
+    large = LargeFrames(1, wait_s=60)
+    frame = large_frame(2 * SMALL_BYTES)
+    idle = []
+    for come_bytes in (5, SMALL_BYTES):
+        reader = asyncio.StreamReader()
+        reader.feed_data(frame[:come_bytes])
+        idle.append(asyncio.ensure_future(read_frame(reader, deadline_s=60, large=large)))
+    await asyncio.sleep(0)
+    whole = asyncio.StreamReader()
+    whole.feed_data(frame)
+    assert await read_frame(whole, deadline_s=1, large=large) == frame[4:]
+    assert not any(task.done() for task in idle)
+    for task in idle:
+        task.cancel()
+    await asyncio.gather(*idle, return_exceptions=True)
+
+
+async def test_wait_for_the_turn_of_a_large_message_takes_nothing_of_its_deadline() -> None:
+    large = LargeFrames(1, wait_s=60)
+    frame = large_frame(2 * SMALL_BYTES)
+    reader = asyncio.StreamReader()
+    reader.feed_data(frame)
+    async with large.turn():
+        waiting = asyncio.ensure_future(read_frame(reader, deadline_s=0.01, large=large))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    assert await waiting == frame[4:]
+
+
+async def test_large_message_that_never_gets_its_turn_is_told_so() -> None:
+    large = LargeFrames(1, wait_s=0.01)
+    reader = asyncio.StreamReader()
+    reader.feed_data(large_frame(2 * SMALL_BYTES))
+    async with large.turn():
+        with pytest.raises(LargeFramesBusy):
+            await read_frame(reader, deadline_s=60, large=large)
+    async with large.turn():
+        pass  # whoever waited in vain has taken none

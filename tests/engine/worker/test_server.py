@@ -18,7 +18,9 @@ from engine.worker.messages import (
     Status,
     Submit,
     Tokens,
+    decode_answer,
     encode_frame,
+    pack_tokens,
 )
 from tests.engine.worker.scripted_worker import SUBMIT, WHOLE, answers_of, say, serving
 
@@ -162,3 +164,50 @@ async def test_request_with_wrong_values_is_refused(
         assert reason in refused.reason
         assert refused.cause == "invalid"
         assert desk.asked == []
+
+
+LONG = Submit(prompt_ids=pack_tokens([1] * 1_000_000), max_tokens=4)
+
+
+async def test_long_messages_that_are_only_announced_keep_none_from_being_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LARGE_MESSAGES_MAX", 1)
+    async with serving(folder, "b", say(*WHOLE), ConnectionBounds(request_s=1000)) as (desk, place):
+        idle = []
+        for _ in range(3):
+            _, writer = await asyncio.open_unix_connection(place.path)
+            writer.write((70_000).to_bytes(4, "little") + b"x")
+            idle.append(writer)
+        while desk.server.status()["connections"]["open"] < len(idle):
+            await asyncio.sleep(0.001)
+        assert await answers_of(place, LONG) == list(WHOLE)
+        for writer in idle:
+            writer.close()
+
+
+async def test_long_message_that_is_not_read_is_refused_as_busy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LARGE_MESSAGES_MAX", 0)
+    bounds = ConnectionBounds(request_s=30, large_wait_s=0.01)
+    async with serving(folder, "b", say(*WHOLE), bounds) as (desk, place):
+        (refused,) = await answers_of(place, LONG)
+        assert isinstance(refused, Refused)
+        assert refused.cause == "busy"
+        assert desk.asked == []
+        assert await answers_of(place, SUBMIT) == list(WHOLE)
+
+
+async def test_client_of_a_refused_long_message_reads_the_answer_after_it_has_sent_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LARGE_MESSAGES_MAX", 0)
+    async with serving(folder, "b", say(), ConnectionBounds(large_wait_s=0.01)) as (_, place):
+        reader, writer = await asyncio.open_unix_connection(place.path)
+        writer.write(encode_frame(LONG))
+        await writer.drain()
+        refused = decode_answer((await reader.read())[4:])
+        assert isinstance(refused, Refused)
+        assert refused.cause == "busy"
+        writer.close()

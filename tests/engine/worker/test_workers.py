@@ -40,7 +40,7 @@ from tests.engine.worker.worker_process import (
 )
 
 SEEDED = Sampling(temperature=0.9, top_k=50, seed=11)
-IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=2, between_tokens_s=1, patience_s=50)
+IMPATIENT = ClientDeadlines(connect_s=5, first_token_s=5, between_tokens_s=3, patience_s=50)
 """For tests in which somebody stands still; whom it takes for lost by mistake costs only time."""
 
 

@@ -233,3 +233,10 @@ def test_wipe_knows_every_file_that_a_node_and_its_worker_keep_beside_the_segmen
     unknown = [name for name in names if not any(fnmatch(name, one) for one in SOFT_STATE)]
     assert unknown == []
     assert not any(fnmatch("segment-000001.seg", one) for one in SOFT_STATE)
+
+
+@pytest.mark.parametrize("option", ["--agent", "--engine"])
+def test_name_of_any_length_is_shown_in_short(running: Path, option: str) -> None:
+    result = cachalot_here("down", "--dir", running, option, "x" * 100_000, code=2)
+    assert f"{option}: given 'xxx" in result.stderr
+    assert len(result.stderr) < 300

@@ -17,6 +17,7 @@ from engine.client import EngineClient, find_places
 from kvstore.admin.engine_plan import choose_engines, name_engines, parse_engines
 from kvstore.admin.engine_status import EnginesStatus, EngineStatus
 from kvstore.admin.exit_codes import ExitCode
+from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_engines import LocalEngines, check_engines, engine_command
 from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
 from kvstore.admin.node_process import ENGINE, is_command_of_node
@@ -102,6 +103,7 @@ def test_command_line_of_an_engine_is_recognised_and_no_other(tmp_path: Path) ->
 
     assert is_it("b01")
     assert not is_it("b02")
+    assert command[command.index("--ticket-key") + 1] == str(tmp_path / "engines/ticket-key")
 
 
 def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) -> None:
@@ -279,6 +281,8 @@ def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
     result = cachalot(*words, code=2)
     assert "engine b01: ended with exit code 2 before it was ready" in result.stderr
     assert "config.json" in result.stderr
+    rest = f"the nodes and agents run; `cachalot down --dir {folder}` stops them"
+    assert f"cachalot: {rest}\n" in result.stderr
     # The next start does not try it again.
     assert LocalEngines(LocalFolder(folder)).wanted == []
     assert cachalot_json("up", "--dir", folder, "--no-gc")["engines"] == []
@@ -308,6 +312,25 @@ def test_foreground_that_cannot_start_its_engines_leaves_nothing_behind(
     words = ("--foreground", *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", tmp_path)
     cachalot("up", "--dir", folder, *words, code=2)
     assert find_running(folder) == []
+
+
+@pytest.mark.parametrize("words", [("drain", "d01"), ("drain", "d01", "--dry-run"), ("down",)])
+def test_engine_in_place_of_a_node_is_told_how_to_stop_it(
+    folder: Path, words: tuple[str, ...]
+) -> None:
+    place = LocalFolder(folder)
+    with LocalCluster.start(folder, nodes=1, k=1, m=0, target_size_bytes=64 << 20) as cluster:
+        place.write_engine_options(LocalEngineOptions(model="m", prefill=1, decode=1))
+        by_folder = ("--dir", folder, "--node", "d01")
+        by_map = ("--cluster", cluster.cluster_path)
+        place_words = by_folder if words == ("down",) else by_map
+        line = one_line(cachalot_here(*words, *place_words, code=2))
+        named = cachalot_here("down", "--dir", folder, "--node", "n01", code=0)
+    assert line == (
+        "cachalot: node: given d01, which is an engine, expected a node; `cachalot down --dir"
+        f" {folder} --engine d01` drains and stops an engine"
+    )
+    assert named.stdout.startswith("n01: stopped")
 
 
 @pytest.mark.parametrize(

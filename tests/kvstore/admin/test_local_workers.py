@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.admin.control_token import read_token_file
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_workers import bind_control_ports
 from kvstore.admin.node_stop import StopOutcome
 from kvstore.cluster.map import load_cluster_map
 from kvstore.errors import NodeError
+from kvstore.token_file import read_token_file
 from tests.kvstore.admin.command_line import cachalot_here, cachalot_json, find_running
 from tests.kvstore.admin.control_host import Reply, request
 from tests.patience import wait_until

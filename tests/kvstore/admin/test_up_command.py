@@ -281,14 +281,14 @@ def test_node_options_are_kept_for_the_next_up(folder: Path) -> None:
     assert "--segment-size\0001048576\0" in command
 
 
-def test_file_that_up_cannot_write_is_named(folder: Path) -> None:
+def up_on_full_disk(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The disk is full, as far as this process can see: it may write no byte to any file."""
 
     def write_nothing() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    result = subprocess.run(
-        [*COMMAND, "up", "--dir", str(folder), "--nodes", "1", "--code", "1+0", "--no-gc"],
+    return subprocess.run(
+        [*COMMAND, "up", "--dir", str(folder), *words],
         cwd=ROOT,
         preexec_fn=write_nothing,
         stdin=subprocess.DEVNULL,
@@ -297,6 +297,16 @@ def test_file_that_up_cannot_write_is_named(folder: Path) -> None:
         timeout=50,
         check=False,
     )
+
+
+def test_up_writes_nothing_when_nothing_has_changed(running: Path) -> None:
+    result = up_on_full_disk(running, ALONE)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "0 nodes started, 2 were running" in result.stdout
+
+
+def test_file_that_up_cannot_write_is_named(folder: Path) -> None:
+    result = up_on_full_disk(folder, "--nodes", "1", "--code", "1+0", "--no-gc")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         f"cachalot: {folder.resolve()}/nodes.json: File too large; raise the limit on the size of"

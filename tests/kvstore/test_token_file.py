@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.admin.control_token import TOKEN_PATTERN, make_token_file, read_token_file
+from kvstore.admin.new_token import make_token_file
 from kvstore.errors import InvalidArgument
+from kvstore.token_file import TOKEN_PATTERN, read_token_file
 
 
 def test_token_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
