@@ -12,7 +12,7 @@ PACKAGES := $(wildcard engine erasure gc_worker kernels kvstore)
 CHECKED := $(PACKAGES) $(wildcard benchmarks demo tests training)
 
 # Extra words for the tools: make test PYTEST_FLAGS="-k wire", make demo DEMO_FLAGS=...
-# Most tests wait for processes: on two cores three at a time take a quarter less than two.
+# Many tests wait for processes: three at a time keep two cores busy.
 PYTEST_FLAGS ?= -n 3 --dist loadfile
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=

@@ -37,7 +37,7 @@ def test_steps_are_measured_with_few_answers_and_many() -> None:
     assert all(line["step_us"] > 0 for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_first_tokens_are_measured_beside_a_store() -> None:
     sizes = ("--lengths", "400", "--rounds", "1", *STORE)
     lines = run_benchmark("engine_first_token", "--models", MODEL, *sizes)

@@ -21,6 +21,7 @@ def test_swap_in_beside_the_forward_gives_the_bits_of_the_cold_prompt() -> None:
     assert line["hit_tokens"] == 256
 
 
+@pytest.mark.torture
 def test_first_tokens_come_after_a_replay_and_with_a_window() -> None:
     is_disk = file_system_of(Path("/tmp")) not in IN_MEMORY
     storage = ("disk",) if is_disk else ("memory", "--memory", "/tmp")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.benchmarks.test_engine_benchmarks import DEADLINE_S, run_benchmark
 
-pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(DEADLINE_S + 10)]
 
 
 def test_handovers_are_measured_on_a_host_and_between_two() -> None:

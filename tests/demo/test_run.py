@@ -115,8 +115,15 @@ def wait_for_first_request(demo: subprocess.Popen[str], folder: Path) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("wait", "number"),
-    [(wait_for_nodes, signal.SIGTERM), (wait_for_first_request, signal.SIGINT)],
-    ids=["SIGTERM while nodes start", "Ctrl-C while a request runs"],
+    [
+        pytest.param(wait_for_nodes, signal.SIGTERM, id="SIGTERM while nodes start"),
+        pytest.param(
+            wait_for_first_request,
+            signal.SIGINT,
+            id="Ctrl-C while a request runs",
+            marks=pytest.mark.torture,
+        ),
+    ],
 )
 def test_demo_cleans_up_when_interrupted(
     temporary_folder: Path, wait: object, number: signal.Signals
@@ -132,7 +139,7 @@ def test_demo_cleans_up_when_interrupted(
     assert list(temporary_folder.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.timeout(180)
 def test_demo_says_which_claim_is_broken_and_cleans_up(temporary_folder: Path) -> None:
     with start_demo(temporary_folder) as demo:

@@ -192,7 +192,7 @@ def test_ids_are_those_of_the_texts_that_the_library_decodes(tmp_path: Path) -> 
 @pytest.mark.timeout(20)
 def test_pipe_is_no_tokenizer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / TOKENIZER_FILE)
-    with pytest.raises(MissingModel, match="not a regular one"):
+    with pytest.raises(MissingModel, match="not a regular file"):
         read_compressed_ids(tmp_path, config_of())
 
 
