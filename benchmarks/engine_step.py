@@ -1,18 +1,20 @@
 """What an engine adds to the model: microseconds of its own a step, and the delay of saving.
 
-    python -m benchmarks.engine_step [--steps 500] [--model models/v41-mini] [--rounds 9]
+    python -m benchmarks.engine_step [--steps 500] [--model models/v41-mini] [--rounds 60]
         [--share-cores]
 
 Prints JSON lines. `step`: the runner returns fixed logits at once, so a step of 1, 8 or 64 answers
 is the engine's own work; `choosing` is what a bare loop over the same logits takes to choose as
 many tokens, and `overhead` the step without the runner and without choosing: 1 ms at 64 is the
-goal. `save_delay`: the same requests answered by the model of the folder, without a sink and with
-one that saves blocks and window state by an agent into 12 local nodes, code 10+2, in turns, now the
-one first and now the other: the median over the rounds of the ratio of the time of all steps, with
-the interval of 95 % of that median (resampled rounds), and the share of the time that the engine's
-thread spent in the sink; 1 % is the goal. The engine's thread, which computes, has a core of its
-own, as it has on a GPU host: nodes, agent and the thread that saves share the others. With
-`--share-cores` all run wherever they are put; then the ratio also tells of the work of the store.
+goal. `save_delay`: the same request answered by the model of the folder, without a sink and with
+one that saves blocks and window state by an agent into 12 local nodes, code 10+2, in turns of two
+or three seconds, so that a machine that gets slower and faster by the minute does so for both; now
+the one first and now the other. Given are the medians over the rounds of two ratios, of the time of
+all steps and of the engine's thread's time on its core in them, each with the interval of 95 % of
+that median (resampled rounds), and the share of the time that the thread spent in the sink; 1 % is
+the goal. That thread, which computes, has a core of its own, as it has on a GPU host: nodes, agent
+and the thread that saves share the others. With `--share-cores` all run wherever they are put; then
+the ratio also tells of the work of the store.
 """
 
 # The tensor library reads its environment as it is loaded, so that is prepared between imports.
@@ -25,7 +27,9 @@ import json
 import os
 import random
 import statistics
+import time
 from collections.abc import Sequence as Run
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +57,11 @@ from .local_engine import (
     open_local_engine,
     open_local_store,
 )
+from .median_interval import describe_median
 
 ANSWERS = (1, 8, 64)
 PROMPT_TOKENS = 100
-SAVE_REQUESTS, SAVE_PROMPT_TOKENS, SAVE_ANSWER_TOKENS = 4, 520, 140
+SAVE_PROMPT_TOKENS, SAVE_ANSWER_TOKENS = 520, 140
 
 
 class FixedLogitsRunner:
@@ -176,32 +181,42 @@ def in_us(seconds: float) -> float:
     return round(seconds * 1e6, 1)
 
 
-def answer_all(engine: LocalEngine, rng: random.Random, requests: int) -> tuple[float, int]:
-    """Answer new requests together; seconds and number of their steps, waiting not counted."""
-    for _ in range(requests):
-        ids = [rng.randrange(300, engine.runner.vocabulary - 64) for _ in range(SAVE_PROMPT_TOKENS)]
-        engine.engine.add_request(
-            Request(request_id=f"{rng.random()}", prompt_ids=ids, max_tokens=SAVE_ANSWER_TOKENS)
-        )
-    left, steps, took_s = requests, 0, 0.0
-    while left:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An answer: time of its steps by the clock and on the core, waiting not counted."""
+
+    took_s: float
+    cpu_s: float
+    steps: int
+
+
+def answer_once(engine: LocalEngine, seed: int) -> Turn:
+    """Answer a prompt that the store does not have."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(300, engine.runner.vocabulary - 64) for _ in range(SAVE_PROMPT_TOKENS)]
+    engine.engine.add_request(
+        Request(request_id=f"{seed}", prompt_ids=ids, max_tokens=SAVE_ANSWER_TOKENS)
+    )
+    steps, took_s, cpu_s, is_answered = 0, 0.0, 0.0, False
+    while not is_answered:
         passes = len(engine.runner.passes)
-        begun_s = clock()
+        begun_s, cpu_begun_s = clock(), time.thread_time()
         events = engine.engine.step(wait_s=1.0)
         if len(engine.runner.passes) > passes:
             took_s += clock() - begun_s
+            cpu_s += time.thread_time() - cpu_begun_s
             steps += 1
-        left -= sum(event.finish_reason is not None for event in events)
+        is_answered = any(event.finish_reason is not None for event in events)
     engine.runner.forget()
-    return took_s, steps
+    return Turn(took_s, cpu_s, steps)
 
 
 def measure_saves(model: str, socket: Path, rounds: int, own_core: int | None) -> dict[str, object]:
     """The same load without and with a sink, in turns that change their order."""
-    tokens = SAVE_PROMPT_TOKENS + SAVE_ANSWER_TOKENS
-    pool_blocks = 2 * SAVE_REQUESTS * (tokens // BLOCK_TOKENS + 2)
+    pool_blocks = 8 * ((SAVE_PROMPT_TOKENS + SAVE_ANSWER_TOKENS) // BLOCK_TOKENS + 2)
     config = EngineConfig()
-    without_s, with_s = [], []
+    without: list[Turn] = []
+    saved: list[Turn] = []
     with (
         open_local_engine(model, None, pool_blocks=pool_blocks, config=config) as plain,
         open_local_engine(model, socket, pool_blocks=pool_blocks, config=config) as saving,
@@ -210,44 +225,35 @@ def measure_saves(model: str, socket: Path, rounds: int, own_core: int | None) -
         if own_core is not None:  # of this thread alone
             os.sched_setaffinity(0, {own_core})
         for number in range(rounds + 1):
-            rng = random.Random(number)
-            if number == 1:
+            if number == 1:  # the first round touches all memory
                 saving.sink.took_s = 0.0
+                without.clear()
+                saved.clear()
             if number % 2:
-                without, _ = answer_all(plain, rng, SAVE_REQUESTS)
-            took_s, steps = answer_all(saving, rng, SAVE_REQUESTS)
+                without.append(answer_once(plain, number))
+            saved.append(answer_once(saving, number))
             saving.flush()
             if number % 2 == 0:
-                without, _ = answer_all(plain, rng, SAVE_REQUESTS)
-            if number:  # the first round touches all memory
-                without_s.append(without)
-                with_s.append(took_s)
+                without.append(answer_once(plain, number))
         sink_s = saving.sink.took_s
-    ratios = np.array(with_s) / np.array(without_s)
-    low, high = interval_of_median(ratios)
     return {
         "benchmark": "engine_save_delay",
         "model": saving.model,
-        "requests": SAVE_REQUESTS,
         "rounds": rounds,
         "own_core": own_core is not None,
-        "steps": steps,
-        "without_sink_ms": round(statistics.median(without_s) * 1e3, 1),
-        "with_sink_ms": round(statistics.median(with_s) * 1e3, 1),
-        "of_without": round(float(np.median(ratios)), 4),
-        "of_without_low": round(low, 4),
-        "of_without_high": round(high, 4),
-        "in_sink_share": round(sink_s / sum(with_s), 6),
-        "in_sink_us_per_step": in_us(sink_s / rounds / steps),
+        "steps": saved[0].steps,
+        "without_sink_ms": round(statistics.median(turn.took_s for turn in without) * 1e3, 1),
+        "with_sink_ms": round(statistics.median(turn.took_s for turn in saved) * 1e3, 1),
+        **describe_median(
+            "of_without", [a.took_s / b.took_s for a, b in zip(saved, without, strict=True)]
+        ),
+        **describe_median(
+            "cpu_of_without", [a.cpu_s / b.cpu_s for a, b in zip(saved, without, strict=True)]
+        ),
+        "in_sink_share": round(sink_s / sum(turn.took_s for turn in saved), 6),
+        "in_sink_us_per_step": in_us(sink_s / sum(turn.steps for turn in saved)),
         "goal_of_without": 1.01,
     }
-
-
-def interval_of_median(values: FloatArray, resamples: int = 10_000) -> tuple[float, float]:
-    """The interval of 95 % of the median, by resampling the values."""
-    drawn = np.random.default_rng(1).choice(values, (resamples, len(values)))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
-    return float(low), float(high)
 
 
 def main() -> None:
@@ -256,7 +262,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--vocabulary", type=int, default=2_048)
     parser.add_argument("--model", default="models/v41-mini", help="of which saving is measured")
-    parser.add_argument("--rounds", type=int, default=9, help="of saving; 0 leaves it out")
+    parser.add_argument("--rounds", type=int, default=60, help="of saving; 0 leaves it out")
     add_store_options(parser)
     parser.add_argument("--share-cores", action="store_true")
     options = parser.parse_args()

@@ -40,7 +40,11 @@ OF_28_KIB = Section(28_672, 28_672, 4 * 28_672)
 def copy_cases(device: torch.device) -> Iterator[Case]:
     """Whole card; few multiprocessors; over the bus; windows."""
     for operation in ("scatter", "gather"):
-        for section, counts in ((SMALL, (8, 64, 600, 8192)), (LARGE, (600,)), (OF_28_KIB, (600,))):
+        for section, counts in (
+            (SMALL, (8, 64, 600, 8192)),
+            (LARGE, (600, 8192)),
+            (OF_28_KIB, (600,)),
+        ):
             for blocks in counts:
                 yield _section_case(operation, section, blocks)
         if device.type == "cuda":
@@ -168,10 +172,10 @@ def _host_ways(
 
     from kernels.gpu import block_sections, compiler
 
-    sizes = (operation == "scatter", 16, section.bytes, section.block_bytes, "int64")
-    grid, rounds = block_sections.plan_grid(
-        -(-rows.numel() // 16 // block_sections.TILE_WORDS), None
-    )
+    words = block_sections.choose_words_per_thread(None)
+    sizes = (operation == "scatter", 16, section.bytes, section.block_bytes, "int64", words)
+    tiles = -(-rows.numel() // 16 // (block_sections.THREADS * words))
+    grid, rounds = block_sections.plan_grid(tiles, None)
     arguments = (rows, pool, ids, section.offset_bytes // 16, grid, rounds)
     bare = compiler.launcher(block_sections.make_program, *sizes, device_index=pool.device.index)
     wrapped = tilelang.compile(

@@ -1,4 +1,8 @@
-"""What swap-in that never stops costs a forward beside it: rows of `swap_in`."""
+"""What swap-in costs a forward beside it: rows of `swap_in`.
+
+`endless`: loads of LOAD_BLOCKS without end, more than any store brings: what the bus, the card and
+the interpreter's lock come to at most. `one hit`: one load of HIT_BLOCKS begins with each forward.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,26 @@ import torch
 
 from engine.kv.mover import Transfer, wait_to_end
 
+from .median_interval import describe_median
 from .swap_in_ways import Bench
 
 MATRIX = 8192
 PRODUCTS = 24
-ROUNDS, ROUNDS_MIN = 9, 3
-SECONDS = 12.0
+ROUNDS_MIN = 3
+SECONDS = 20.0
 LOAD_BLOCKS = 600
 LOADS_UNDER_WAY = 2
 """So many are queued at a time: the bus is never without work."""
+HIT_BLOCKS = 1_022
+"""Of a prompt of 128K tokens; 116 MB."""
 PROMPT_TOKENS = 8192
 
 
 def beside_rows(bench: Bench, ways: Sequence[str]) -> Iterator[Callable[[], dict[str, Any]]]:
     """One call for each row: a forward, with each way beside it."""
     for name, make in (("bf16 products", _products), ("v41 forward", _v41_forward)):
-        yield partial(_row, bench, ways, name, make)
+        for is_endless in (True, False):
+            yield partial(_row, bench, ways, name, make, is_endless)
 
 
 def _row(
@@ -37,36 +45,42 @@ def _row(
     ways: Sequence[str],
     name: str,
     make: Callable[[torch.device], Callable[[], None]],
+    is_endless: bool,
 ) -> dict[str, Any]:
+    """Short turns, each way's next to one alone, in an order that changes: a card gets slower and
+    faster by more than what is looked for."""
     forward = make(bench.device)
     ways = [way for way in ways if way in bench.movers]
     alone: list[float] = []
-    beside: dict[str, list[float]] = {way: [] for way in ways}
+    slowed: dict[str, list[float]] = {way: [] for way in ways}
     moved: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(2):
         forward()
     end_s = time.perf_counter() + SECONDS
-    for number in range(ROUNDS):
+    for number in itertools.count():
         if number >= ROUNDS_MIN and time.perf_counter() > end_s:
             break
-        alone.append(_time(bench, forward))
         for way in ways:
-            with_loads = _Loads(bench, way)
-            beside[way].append(_time(bench, forward))
+            if number % 2:
+                alone.append(_time(bench, forward))
+            with_loads = _Loads(bench, way, is_endless=is_endless)
+            beside_s = _time(bench, forward)
             moved[way].append(with_loads.stop())
+            if number % 2 == 0:
+                alone.append(_time(bench, forward))
+            slowed[way].append(beside_s / alone[-1] - 1)
     alone_s = median(alone)
-    return {
+    row: dict[str, Any] = {
         "forward": name,
+        "loads": "endless" if is_endless else "one hit",
+        "rounds": number,
         "alone_ms": round(alone_s * 1e3, 3),
         "spread": round((max(alone) - min(alone)) / alone_s, 4),
-        **{
-            f"slowed_by_{way}": round(
-                median(b / a for a, b in zip(alone, beside[way], strict=True)) - 1, 4
-            )
-            for way in ways
-        },
-        **{f"gib_per_s_{way}": round(median(moved[way]), 1) for way in ways},
     }
+    for way in ways:
+        row |= describe_median(f"slowed_by_{way}", slowed[way])
+        row[f"gib_per_s_{way}"] = round(median(moved[way]), 1)
+    return row
 
 
 def _time(bench: Bench, forward: Callable[[], None]) -> float:
@@ -79,27 +93,32 @@ def _time(bench: Bench, forward: Callable[[], None]) -> float:
 
 
 class _Loads:
-    """A thread that moves blocks in as fast as the bus lets it."""
+    """A thread that moves blocks in: once, or as fast as the bus lets it."""
 
-    def __init__(self, bench: Bench, way: str) -> None:
+    def __init__(self, bench: Bench, way: str, *, is_endless: bool) -> None:
         self._bench = bench
         self._way = way
+        self._is_endless = is_endless
+        self._blocks = min(
+            LOAD_BLOCKS if is_endless else HIT_BLOCKS, self._bench.pool.capacity_blocks
+        )
         self._is_over = Event()
         self._has_begun = Event()
         self._loads = 0
         self._begun_s = 0.0
-        self._thread = Thread(target=self._run)
+        self._thread = Thread(target=self._run if is_endless else self._run_once)
         self._thread.start()
         assert self._has_begun.wait(10.0), "no load has ended"
 
+    def _start(self, number: int, ids: list[int]) -> list[Transfer]:
+        first = self._bench.run_offset(number, self._blocks)
+        return self._bench.start(self._way, "in", ids, first)
+
     def _run(self) -> None:
-        capacity = self._bench.pool.capacity_blocks
-        blocks = min(LOAD_BLOCKS, capacity)
-        ids = torch.randperm(capacity)[:blocks].tolist()
+        ids = torch.randperm(self._bench.pool.capacity_blocks)[: self._blocks].tolist()
         under_way: list[list[Transfer]] = []
         for number in itertools.count():
-            first = self._bench.run_offset(number, blocks)
-            under_way.append(self._bench.start(self._way, "in", ids, first))
+            under_way.append(self._start(number, ids))
             if len(under_way) < LOADS_UNDER_WAY:
                 continue
             wait_to_end(*under_way.pop(0))
@@ -113,13 +132,20 @@ class _Loads:
         for transfers in under_way:
             wait_to_end(*transfers)
 
+    def _run_once(self) -> None:
+        ids = torch.randperm(self._bench.pool.capacity_blocks)[: self._blocks].tolist()
+        self._begun_s = time.perf_counter()
+        self._has_begun.set()
+        wait_to_end(*self._start(0, ids))
+        self._loads = 1
+
     def stop(self) -> float:
         """GiB a second that it has moved."""
-        seconds, loads = time.perf_counter() - self._begun_s, self._loads
+        seconds = time.perf_counter() - self._begun_s
+        loads = self._loads
         self._is_over.set()
         self._thread.join()
-        blocks = min(LOAD_BLOCKS, self._bench.pool.capacity_blocks)
-        return loads * blocks * self._bench.layout.block_bytes / seconds / 2**30
+        return loads * self._blocks * self._bench.layout.block_bytes / seconds / 2**30
 
 
 def _products(device: torch.device) -> Callable[[], None]:

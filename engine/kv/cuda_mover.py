@@ -22,7 +22,7 @@ from ..block_pool import BlockPool
 from ..errors import DeviceLost, InvalidRequest, TransferFailed, TransferStuck
 from .block_list import BlockList
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import is_over, make_stream, record
+from .cuda_streams import current, is_over, make_stream, record
 from .mover import (
     ENDED,
     ComputeMark,
@@ -39,8 +39,9 @@ log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 """A transfer that has not ended for so long never will: it takes milliseconds."""
 
-POLL_S = 0.0001
-"""Between two looks of a thread that waits. CUDA's own wait has no deadline."""
+POLL_FIRST_S, POLL_MAX_S = 0.0001, 0.0016
+"""Between two looks of a thread that waits, twice as long after each: every look takes the
+interpreter from the forward. CUDA's own wait has no deadline."""
 
 BOUNCE_BYTES = 8 << 20
 
@@ -64,17 +65,23 @@ class EventTransfer:
 
     def wait(self) -> None:
         """See Transfer."""
-        pause = Event()
-        for _ in range(round(DEADLINE_S / POLL_S)):
+        pause, poll_s, waited_s = Event(), POLL_FIRST_S, 0.0
+        while waited_s < DEADLINE_S:
             if self.has_ended:
                 return
-            pause.wait(POLL_S)
+            pause.wait(poll_s)
+            waited_s += poll_s
+            poll_s = min(2 * poll_s, POLL_MAX_S)
         raise TransferStuck(f"a transfer has not ended for {DEADLINE_S:.0f} s on {self._device}")
 
     def order_compute(self) -> None:
         """See Transfer."""
         if not self.has_ended:
             torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+PAGEABLE_COPY_MAX_BYTES = 64 << 10
+"""What CUDA copies out of memory that is not page-locked before the call returns, at once."""
 
 
 class Lane:
@@ -85,6 +92,9 @@ class Lane:
         self.lock = Lock()
         self.copies = make_stream(device)
         self.kernels = make_stream(device, -1)
+        # Made once, for whoever holds the lock: each would take as long as a call of CUDA.
+        self.on_device = torch.cuda.device(device)
+        self.with_kernels = current(self.kernels)
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
@@ -96,9 +106,16 @@ class Lane:
         for it. Uploaded once for a whole list and all its parts."""
         ids: torch.Tensor | None = blocks.on_device.get(self)
         if ids is None:
-            host = torch.from_numpy(blocks.whole.array).pin_memory()
+            host = torch.from_numpy(blocks.whole.array)
+            if host.nbytes > PAGEABLE_COPY_MAX_BYTES:
+                host = host.pin_memory()
             ids = blocks.on_device[self] = host.to(self.kernels.device, non_blocking=True)
-        return ids[blocks.first : blocks.first + len(blocks)]
+        return cut_rows(ids, blocks.first, blocks.first + len(blocks))
+
+
+def cut_rows(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Rows first .. end - 1; the tensor itself, which costs nothing, if those are all."""
+    return rows if first == 0 and end == len(rows) else rows[first:end]
 
 
 def all_queued(device: torch.device, *streams: torch.cuda.Stream) -> list[EventTransfer]:
@@ -248,7 +265,7 @@ class CudaMover(ABC):
     ) -> Transfer:
         with lane.lock:
             try:
-                with torch.cuda.device(self._device):
+                with lane.on_device:
                     event = start(host)
             except BaseException as error:
                 # What is queued of it would go on, in memory that its owner gives back.

@@ -12,7 +12,8 @@ def make_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
 
 class current:
     """As torch.cuda.stream, for a stream of the current device, without its look at devices: that
-    takes as long as all else that there is to do for a section.
+    takes as long as all else that there is to do for a section. May be entered again and again, by
+    one thread at a time.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

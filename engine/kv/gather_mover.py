@@ -10,7 +10,7 @@ from kvstore.layout import BlockLayout
 from ..block_pool import BlockPool
 from .cuda_mover import CudaMover, HostPart, Lane
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import current, record
+from .cuda_streams import record
 from .pinned import PinnedMemory
 from .section_kernels import SectionKernels
 
@@ -49,7 +49,7 @@ class GatherMover(CudaMover):
         move = self._kernels.scatter if is_in else self._kernels.gather
         if part.after is not None:
             lane.kernels.wait_event(part.after)
-        with current(lane.kernels):
+        with lane.with_kernels:
             ids = lane.ids_on_device(part.blocks)
             move(rows, self._pool, ids, place.offset, self._kernel_blocks)
             return record(lane.kernels)

@@ -15,9 +15,9 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from .cuda_mover import CudaMover, HostPart, Lane
+from .cuda_mover import CudaMover, HostPart, Lane, cut_rows
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import current, make_event, record
+from .cuda_streams import make_event, record
 from .piece_plan import Piece, StagingShape, plan_pieces
 from .pinned import PinnedMemory
 from .section_kernels import SectionKernels
@@ -28,16 +28,21 @@ BUFFERS = 3
 
 class _Buffer:
     """A staging buffer. `filled` and `emptied` are the ends of its last uses; an event that was
-    never recorded is nothing to wait for."""
+    never recorded is nothing to wait for. `emptied` is another one after each use: the last of a
+    transfer is also the transfer's end."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         self.address = self.memory.data_ptr()
         self.filled = make_event()
         self.emptied = make_event()
+        self._rows = self.memory.view(1, size_bytes)
 
     def rows(self, count: int, width: int) -> torch.Tensor:
-        return self.memory[: count * width].view(count, width)
+        # The last ones are kept: the sections of a load are mostly alike, and a view costs a call.
+        if self._rows.shape != (count, width):
+            self._rows = self.memory[: count * width].view(count, width)
+        return self._rows
 
 
 class _Staging:
@@ -81,11 +86,12 @@ class StagedMover(CudaMover):
     def _start_in(self, part: HostPart) -> torch.cuda.Event:
         if self.may_copy_rows and part.blocks.first_of_run is not None:
             return self._copy_rows(self._in, part, is_in=True)
-        with current(self._in.kernels):
+        with self._in.with_kernels:
             ids = _prepare(self._in, part)
             for piece in plan_pieces(len(part.blocks), part.place.width, self._shape):
-                self._stage_in(self._staging_in.next(), part, piece, ids)
-            return record(self._in.kernels)
+                buffer = self._staging_in.next()
+                self._stage_in(buffer, part, piece, ids)
+            return buffer.emptied
 
     def _stage_in(self, buffer: _Buffer, part: HostPart, piece: Piece, ids: torch.Tensor) -> None:
         copies, kernels = self._in.copies, self._in.kernels
@@ -102,20 +108,21 @@ class StagedMover(CudaMover):
         self._kernels.scatter(
             buffer.rows(count, place.width),
             self._pool,
-            ids[piece.first : piece.end],
+            cut_rows(ids, piece.first, piece.end),
             place.offset,
             self._shape.kernel_blocks,
         )
-        buffer.emptied.record(kernels)
+        buffer.emptied = record(kernels)
 
     def _start_out(self, part: HostPart) -> torch.cuda.Event:
         if self.may_copy_rows and part.blocks.first_of_run is not None:
             return self._copy_rows(self._out, part, is_in=False)
-        with current(self._out.kernels):
+        with self._out.with_kernels:
             ids = _prepare(self._out, part)
             for piece in plan_pieces(len(part.blocks), part.place.width, self._shape):
-                self._stage_out(self._staging_out.next(), part, piece, ids)
-            return record(self._out.copies)
+                buffer = self._staging_out.next()
+                self._stage_out(buffer, part, piece, ids)
+            return buffer.emptied
 
     def _stage_out(self, buffer: _Buffer, part: HostPart, piece: Piece, ids: torch.Tensor) -> None:
         copies, kernels = self._out.copies, self._out.kernels
@@ -124,7 +131,7 @@ class StagedMover(CudaMover):
         self._kernels.gather(
             buffer.rows(count, place.width),
             self._pool,
-            ids[piece.first : piece.end],
+            cut_rows(ids, piece.first, piece.end),
             place.offset,
             self._shape.kernel_blocks,
         )
@@ -136,7 +143,7 @@ class StagedMover(CudaMover):
             count * place.width,
             copies.cuda_stream,
         )
-        buffer.emptied.record(copies)
+        buffer.emptied = record(copies)
 
     def _copy_rows(self, lane: Lane, part: HostPart, *, is_in: bool) -> torch.cuda.Event:
         """Blocks that follow one another: rows of the pool that begin every block."""

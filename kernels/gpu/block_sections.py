@@ -22,11 +22,9 @@ from kernels.reference.block_sections import check_sections
 from .compiler import Launcher, Program, launcher
 
 THREADS = 256
-WORDS_PER_THREAD = 8
-"""Words that a thread has under way at once."""
-
-TILE_WORDS = THREADS * WORDS_PER_THREAD
-"""What a block of threads moves in a round: 32 KiB."""
+WORDS_WHOLE_CARD, WORDS_BOUNDED = 4, 8
+"""Words that a thread has under way at once. Eight take so many registers that half as many threads
+are there; for a few blocks of threads, which cannot be more, they are what hides the way."""
 
 WORD_BYTES = 16
 """The widest access of a thread. Narrower ones are taken where sizes or addresses ask for it: the
@@ -35,7 +33,7 @@ widest of 16, 8, 4, 2, 1 that divides them all."""
 WORDS_MAX = 2**31 - 2**24
 """Words of a call: numbers of words are int32, also those of the last round, which is not full."""
 
-THREAD_BLOCKS_MAX = 2**24 // TILE_WORDS
+THREAD_BLOCKS_MAX = 2**24 // (THREADS * WORDS_BOUNDED)
 """A last round of more would go beyond that."""
 
 
@@ -122,6 +120,8 @@ def _bind(
     block_bytes = pool.shape[1]
     width_max = gcd(WORD_BYTES, section_bytes, block_bytes, pool.data_ptr(), offset_bytes)
     id_name = "int32" if id_type == torch.int32 else "int64"
+    words_per_thread = choose_words_per_thread(thread_blocks)
+    tile_words = THREADS * words_per_thread
     copies: dict[int, Launcher] = {}
 
     def copy(staging: torch.Tensor, block_ids: torch.Tensor) -> None:
@@ -129,17 +129,22 @@ def _bind(
         words = len(block_ids) * section_bytes // width
         if words > WORDS_MAX:
             raise ValueError(f"copy: given {words} words, expected at most {WORDS_MAX} in a call")
-        grid, rounds = plan_grid(-(-words // TILE_WORDS), thread_blocks)
+        grid, rounds = plan_grid(-(-words // tile_words), thread_blocks)
         if not rounds:
             return
         launch = copies.get(width)
         if launch is None:
-            sizes = (is_scatter, width, section_bytes, block_bytes, id_name)
+            sizes = (is_scatter, width, section_bytes, block_bytes, id_name, words_per_thread)
             launch = launcher(make_program, *sizes, device_index=pool.device.index)
             copies[width] = launch
         launch(staging, pool, block_ids, offset_bytes // width, grid, rounds)
 
     return copy
+
+
+def choose_words_per_thread(thread_blocks: int | None) -> int:
+    """Words that a thread has under way at once, with so many blocks of threads."""
+    return WORDS_WHOLE_CARD if thread_blocks is None else WORDS_BOUNDED
 
 
 def plan_grid(tiles: int, thread_blocks: int | None) -> tuple[int, int]:
@@ -158,12 +163,17 @@ def plan_grid(tiles: int, thread_blocks: int | None) -> tuple[int, int]:
 
 
 def make_program(
-    is_scatter: bool, width: int, section_bytes: int, block_bytes: int, id_type: str
+    is_scatter: bool,
+    width: int,
+    section_bytes: int,
+    block_bytes: int,
+    id_type: str,
+    words_per_thread: int,
 ) -> Program:
     """The program of both copies for sections of one size, moved `width` bytes at a time.
 
     Word number n of a call is word n mod (section words) of row n / (section words). Block of
-    threads b does tiles b, b + grid, ... of TILE_WORDS words.
+    threads b does tiles b, b + grid, ... of THREADS * words_per_thread words.
     """
     blocks, capacity = T.dynamic("blocks"), T.dynamic("capacity")
     section_words = section_bytes // width
@@ -181,20 +191,20 @@ def make_program(
         T.annotate_pass_configs({"tl.disable_safe_memory_legalize": True})
         with T.Kernel(grid, threads=THREADS) as block:
             thread = T.get_thread_binding()
-            words = T.alloc_local((WORDS_PER_THREAD, width), "uint8")
-            row = T.alloc_local((WORDS_PER_THREAD,), "int32")
-            column = T.alloc_local((WORDS_PER_THREAD,), "int32")
-            block_id = T.alloc_local((WORDS_PER_THREAD,), "int64")
+            words = T.alloc_local((words_per_thread, width), "uint8")
+            row = T.alloc_local((words_per_thread,), "int32")
+            column = T.alloc_local((words_per_thread,), "int32")
+            block_id = T.alloc_local((words_per_thread,), "int64")
             for turn in T.serial(rounds):
-                for n in T.unroll(WORDS_PER_THREAD):
-                    word = ((turn * grid + block) * WORDS_PER_THREAD + n) * THREADS + thread
+                for n in T.unroll(words_per_thread):
+                    word = ((turn * grid + block) * words_per_thread + n) * THREADS + thread
                     row[n] = T.truncdiv(word, section_words)
                     column[n] = word - row[n] * section_words
                     if row[n] < blocks:
                         block_id[n] = block_ids[row[n]]
                         if block_id[n] < 0 or block_id[n] >= capacity:
                             T.call_extern("void", "__trap")
-                for n in T.unroll(WORDS_PER_THREAD):
+                for n in T.unroll(words_per_thread):
                     if row[n] < blocks:
                         for at in T.vectorized(width):
                             if is_scatter:
@@ -203,7 +213,7 @@ def make_program(
                                 words[n, at] = pool[
                                     block_id[n], (offset_words + column[n]) * width + at
                                 ]
-                for n in T.unroll(WORDS_PER_THREAD):
+                for n in T.unroll(words_per_thread):
                     if row[n] < blocks:
                         for at in T.vectorized(width):
                             if is_scatter:

@@ -11,15 +11,14 @@ import torch
 
 from kernels.reference.window_snapshot import WindowShape, check_windows
 
-from .block_sections import (
-    THREADS,
-    TILE_WORDS,
-    WORD_BYTES,
-    WORDS_PER_THREAD,
-    plan_grid,
-    scatter_block_sections,
-)
+from .block_sections import THREADS, WORD_BYTES, plan_grid, scatter_block_sections
 from .compiler import Program, launcher
+
+WORDS_PER_THREAD = 8
+"""Words that a thread has under way at once."""
+
+TILE_WORDS = THREADS * WORDS_PER_THREAD
+"""What a block of threads moves in a round: 32 KiB."""
 
 
 def snapshot_windows(

@@ -93,12 +93,16 @@ def test_generated_source_copies_as_the_reference(
 ) -> None:
     case = make_case(sizes, rng)
     width = WIDTHS[sizes]
-    tiles = -(-case.staging.numel() // width // gpu.TILE_WORDS)
+    words_per_thread = gpu.choose_words_per_thread(thread_blocks)
+    tiles = -(-case.staging.numel() // width // (gpu.THREADS * words_per_thread))
     grid, rounds = gpu.plan_grid(tiles, thread_blocks)
     pool, staging = case.pool.clone(), torch.zeros_like(case.staging)
     for is_scatter, into in ((False, staging), (True, case.staging)):
         run_on_cpu(
-            gpu.make_program(is_scatter, width, sizes.section_bytes, sizes.block_bytes, "int64"),
+            gpu.make_program(
+                *(is_scatter, width, sizes.section_bytes, sizes.block_bytes, "int64"),
+                words_per_thread,
+            ),
             (grid,),
             staging=into,
             pool=pool,
@@ -115,8 +119,12 @@ def test_generated_source_copies_as_the_reference(
 
 @pytest.mark.parametrize("is_scatter", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernel_moves_16_bytes_at_a_time(architecture: str, is_scatter: bool) -> None:
-    source = lower_to_cuda(gpu.make_program(is_scatter, 16, 22_784, 113_920, "int32"), architecture)
+@pytest.mark.parametrize("words_per_thread", [gpu.WORDS_WHOLE_CARD, gpu.WORDS_BOUNDED])
+def test_kernel_moves_16_bytes_at_a_time(
+    words_per_thread: int, architecture: str, is_scatter: bool
+) -> None:
+    program = gpu.make_program(is_scatter, 16, 22_784, 113_920, "int32", words_per_thread)
+    source = lower_to_cuda(program, architecture)
     body = source[source.index("__global__") :]
     assert body.count("*(uint4*)(staging") == 1
     assert body.count("*(uint4*)(pool") == 1
