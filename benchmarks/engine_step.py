@@ -41,10 +41,11 @@ prepare_environment()
 from engine.block_pool import BlockPool
 from engine.engine_config import EngineConfig
 from engine.llm_engine import LLMEngine
-from engine.model_runner import Buffer, Part, WaitForSection, wait_for_nothing
+from engine.model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from engine.request import Request
 from engine.sampling import GREEDY, FloatArray, choose_token
 from engine.sequence import Sequence
+from engine.window_record import WindowRecord
 from kvstore.admin.machine import describe_machine
 from kvstore.client import BlockLayout, Namespace, Section
 from kvstore.layout import BLOCK_TOKENS
@@ -89,7 +90,7 @@ class FixedLogitsRunner:
     def close(self, sequence: Sequence) -> None:
         """There is nothing to take back."""
 
-    def start_after(self, sequence: Sequence, plan: HitPlan, window: Buffer | None) -> None:
+    def start_after(self, sequence: Sequence, plan: HitPlan, window: Window | None) -> None:
         sequence.computed_tokens, sequence.hit = plan.hit_tokens, plan
 
     def chunk_borders(self, sequence: Sequence) -> list[int]:
@@ -109,7 +110,7 @@ class FixedLogitsRunner:
     def window_anchor(self, sequence: Sequence) -> int | None:
         return None
 
-    def copy_window(self, sequence: Sequence, anchor: int, into: memoryview) -> None:
+    def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
         raise AssertionError("there are no windows")
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:

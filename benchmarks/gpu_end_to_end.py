@@ -41,10 +41,10 @@ from engine.threads import prepare_environment, set_thread_count
 
 prepare_environment()
 
+from engine.compute_device import choose_device
 from engine.engine_config import EngineConfig
 from engine.garbage import freeze_loaded_objects
 from engine.kv.open_mover import open_mover
-from engine.load import choose_device
 from engine.request import Request
 from engine.request_report import RequestReport
 from engine.runners.v41_runner import V41Runner, farthest_hit

@@ -40,9 +40,9 @@ prepare_environment()
 import numpy as np
 import torch
 
+from engine.compute_device import choose_device
 from engine.garbage import freeze_loaded_objects
 from engine.kv.open_mover import open_mover
-from engine.load import choose_device
 from engine.model_runner import wait_for_nothing
 from engine.sampling import FloatArray
 from kvstore.layout import BLOCK_TOKENS

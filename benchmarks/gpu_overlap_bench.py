@@ -102,12 +102,13 @@ class Bench:
         block_ids = runner.pool.allocate(-(-length // BLOCK_TOKENS))
         begun_s = clock()
         sequence = self.open(prompt_ids, block_ids)
-        record = memoryview(bytearray(runner.window_layout.block_bytes))  # type: ignore[union-attr]
+        record = memoryview(b"")
         ends = {*range(PASS_TOKENS, length, PASS_TOKENS), hit_tokens, length}
         for end in sorted(ends):
             (logits,) = runner.compute([Part(sequence, end)])
             if end == hit_tokens:
-                runner.copy_window(sequence, hit_tokens, record)
+                window = runner.copy_window(sequence, hit_tokens)
+                record = window.memory.cpu().numpy().data
         cold_s = clock() - begun_s
         assert logits is not None
         runner.close(sequence)

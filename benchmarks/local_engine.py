@@ -29,6 +29,7 @@ from engine.sinks.agent_sink import AgentSink
 from engine.sources.agent_source import DEFAULT_LIMITS, AgentSource
 from engine.sources.threaded_source import LoadLimits
 from engine.store_faults import StoreFaults
+from engine.window_record import WindowRecord
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import AgentClient, BlockingAgentClient
 
@@ -124,7 +125,7 @@ class WatchedSink:
         self._sink.save_blocks(keys, block_ids, ttl_class=ttl_class, receipt=receipt)
         self.took_s += clock() - begun_s
 
-    def save_window(self, key: bytes, record: memoryview) -> None:
+    def save_window(self, key: bytes, record: WindowRecord) -> None:
         begun_s = clock()
         self._sink.save_window(key, record)
         self.took_s += clock() - begun_s

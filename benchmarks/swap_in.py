@@ -178,26 +178,44 @@ def together_rows(report: Report, bench: Bench, name: str, blocks: int, rounds: 
     mover = bench.movers.get("staged")
     if not isinstance(mover, StagedMover):
         return
+    may_copy_rows = mover.may_copy_rows
+    try:
+        for direction in DIRECTIONS:
+            _together_row(report, bench, mover, name, direction, blocks, rounds)
+    finally:
+        mover.may_copy_rows = may_copy_rows
+
+
+def _together_row(
+    report: Report,
+    bench: Bench,
+    mover: StagedMover,
+    name: str,
+    direction: Direction,
+    blocks: int,
+    rounds: int,
+) -> None:
+    """Leaves the mover set to one of both ways."""
     ids = list(range(7, 7 + blocks))
-    for direction in DIRECTIONS:
-        base, sections, ways = Times(), Times(), {True: Times(), False: Times()}
-        for number in range(rounds + 1):
-            first = bench.run_offset(number, blocks)
-            bench.time_together(base, direction, blocks, first)
-            bench.time_together(sections, direction, blocks, first, by_section=True)
-            for mover.may_copy_rows, own in ways.items():
-                bench.time_mover(own, "staged", direction, ids, first)
-        report.row(
-            "together",
-            layout=name,
-            blocks=blocks,
-            direction=direction,
-            copies_of_together=ratio(sections.gpu_s[1:], base.gpu_s[1:]),
-            rows_issue_us=round(median(ways[True].issue_s[1:]) * 1e6, 1),
-            rows_of_together=ratio(ways[True].gpu_s[1:], base.gpu_s[1:]),
-            staged_of_together=ratio(ways[False].gpu_s[1:], base.gpu_s[1:]),
-        )
-    mover.may_copy_rows = True
+    base, sections, rows, staged = Times(), Times(), Times(), Times()
+    for number in range(rounds + 1):
+        first = bench.run_offset(number, blocks)
+        bench.time_together(base, direction, blocks, first)
+        bench.time_together(sections, direction, blocks, first, by_section=True)
+        mover.may_copy_rows = True
+        bench.time_mover(rows, "staged", direction, ids, first)
+        mover.may_copy_rows = False
+        bench.time_mover(staged, "staged", direction, ids, first)
+    report.row(
+        "together",
+        layout=name,
+        blocks=blocks,
+        direction=direction,
+        copies_of_together=ratio(sections.gpu_s[1:], base.gpu_s[1:]),
+        rows_issue_us=round(median(rows.issue_s[1:]) * 1e6, 1),
+        rows_of_together=ratio(rows.gpu_s[1:], base.gpu_s[1:]),
+        staged_of_together=ratio(staged.gpu_s[1:], base.gpu_s[1:]),
+    )
 
 
 def choice_row(report: Report, bench: Bench, name: str) -> None:

@@ -17,19 +17,17 @@ import torch
 
 from engine.block_pool import BlockPool
 from engine.errors import EngineError
-from engine.kv.batched_mover import BatchedMover
 from engine.kv.block_list import BlockList
 from engine.kv.cuda_mover import CudaMover
 from engine.kv.cuda_runtime import CudaRuntime, open_runtime
-from engine.kv.gather_mover import GatherMover
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import SectionMover, Transfer, wait_to_end
+from engine.kv.mover import SectionMover, Transfer, first_line, wait_to_end
 from engine.kv.nixl_mover import NixlMover
-from engine.kv.per_block_mover import PerBlockMover
+from engine.kv.open_mover import list_makers
 from engine.kv.piece_plan import StagingShape
 from engine.kv.pinned import PinnedMemory, address_of
 from engine.kv.section_kernels import TorchKernels, find_kernels
-from engine.kv.staged_mover import DEFAULT_SHAPE, StagedMover
+from engine.kv.staged_mover import StagedMover
 from kvstore.arena.region import ArenaRegion
 from kvstore.layout import BlockLayout
 
@@ -239,12 +237,13 @@ def open_bench(
     target = torch.empty(capacity_blocks * layout.block_bytes, dtype=torch.uint8, device=device)
     target.zero_()
     movers: dict[str, SectionMover] = {}
-    problems: dict[str, str] = {}
-    for name, make in _makers(pool, layout, arena, pinned, shapes).items():
+    makers, problems = _makers(pool, layout, arena, pinned, shapes)
+    for name, make in makers.items():
         try:
             movers[name] = make()
-        except (EngineError, ImportError) as error:
-            problems[name] = str(error)
+        # What PyTorch raises for a device that is full is a RuntimeError.
+        except (EngineError, ImportError, RuntimeError, OSError) as error:
+            problems[name] = first_line(error)
     runtime = None if pinned is None else open_runtime()
     bench = Bench(device, layout, pool, arena, movers, problems, runtime, target)
     try:
@@ -260,28 +259,17 @@ def _makers(
     arena: memoryview,
     pinned: PinnedMemory | None,
     shapes: dict[str, StagingShape],
-) -> dict[str, Callable[[], SectionMover]]:
-    makers: dict[str, Callable[[], SectionMover]] = {}
+) -> tuple[dict[str, Callable[[], SectionMover]], dict[str, str]]:
+    """An engine's, and some more; and why some cannot be had."""
     if pinned is None:
-        makers["memcpy"] = lambda: MemcpyMover(pool, layout)
-    else:
-        runtime, kernels, memory = open_runtime(), find_kernels(), pinned
-
-        def staged(shape: StagingShape) -> SectionMover:
-            return StagedMover(
-                pool, layout, pinned=memory, runtime=runtime, kernels=kernels, shape=shape
-            )
-
-        for name, shape in {"staged": DEFAULT_SHAPE, **shapes}.items():
-            makers[name] = partial(staged, shape)
-        makers["staged_by_torch"] = lambda: StagedMover(
-            pool, layout, pinned=memory, runtime=runtime, kernels=TorchKernels()
-        )
-        if kernels.is_compiled:
-            makers["gather"] = lambda: GatherMover(
-                pool, layout, pinned=memory, runtime=runtime, kernels=kernels
-            )
-        makers["batched"] = lambda: BatchedMover(pool, layout, pinned=memory, runtime=runtime)
-        makers["per_block"] = lambda: PerBlockMover(pool, layout, pinned=memory, runtime=runtime)
-    makers["nixl"] = lambda: NixlMover(pool, layout, arena=lambda: arena)
-    return makers
+        return {
+            MemcpyMover.name: partial(MemcpyMover, pool, layout),
+            NixlMover.name: partial(NixlMover, pool, layout, arena=lambda: arena),
+        }, {}
+    kernels = find_kernels(pool.memory, layout.sections[0].bytes)
+    # With NIXL also where it is not the way of a NIC.
+    makers, problems = list_makers(pool, layout, pinned, lambda: arena, kernels)
+    staged = makers[StagedMover.name]
+    ways = {name: partial(staged, shape=shape) for name, shape in shapes.items()}
+    ways["staged_by_torch"] = partial(staged, kernels=TorchKernels())
+    return {**makers, **ways}, problems

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 import torch
 
 from engine.block_pool import BlockPool
+from engine.compute_device import name_arithmetic, operations_for
 from engine.layout import model_namespace
-from engine.load import operations_for
 from engine.models.deepseek_v41.config import (
     DeepseekV41Config,
     DraftConfig,
@@ -144,13 +144,13 @@ def make_runner(
     namespace = model_namespace(
         name=f"v41-shape-{size}",
         weights_sha256=f"seed {SEED}",
-        compute=f"float32 {device.type}",
+        compute=name_arithmetic("float32", device),
         tokenizer_sha256="none",
         layout=layout,
         tenant="benchmark",
     )
     return V41Runner(
-        loaded.build(pool, operations_for(device)),
+        loaded.build(pool, operations_for(device, config)),
         pool=pool,
         states=StatePool(config, state_slots, device=device),
         namespace=namespace,

@@ -20,7 +20,7 @@ from kvstore.policy import HitPlan
 from .engine_config import EngineConfig
 from .engine_status import EngineCounts
 from .job import Job, Phase
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, Window
 from .prefix_knowledge import PrefixKnowledge
 from .prefix_source import PrefixSource
 from .scheduler.blocks import blocks_needed, may_begin
@@ -228,13 +228,13 @@ class Admission:
         job.drop_load()
         self._make_ready(job, plan, window)
 
-    def _make_ready(self, job: Job, plan: HitPlan, window: memoryview | None) -> None:
+    def _make_ready(self, job: Job, plan: HitPlan, window: Window | None) -> None:
         if not job.is_started:
             self._start(job, plan, window)
         job.window = None
         job.phase = Phase.PREFILL
 
-    def _start(self, job: Job, plan: HitPlan, window: memoryview | None) -> None:
+    def _start(self, job: Job, plan: HitPlan, window: Window | None) -> None:
         sequence = job.sequence
         job.plan = plan
         job.shared_blocks = min(job.shared_blocks, plan.stored_blocks)

@@ -22,8 +22,8 @@ People see the answer as it comes and one line of numbers; `--json` prints one o
 
 Exit codes, with one line on stderr: 0 done; 1 failed; 2 a wrong argument, or a file or model that
 cannot be used; 3 the cluster map is missing or has mistakes; 4 no engine worker answers; 130 for
-Ctrl-C. They are those of the errors (`exit_code`), and mean what they mean for `cachalot`. The
-tensor library is loaded after the arguments have been read.
+Ctrl-C. They are those of the errors (`exit_code`), and mean what they mean for `cachalot`. What is
+wrong with the arguments, or with a cluster map, is said before the tensor library is loaded.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ from .generate_options import (
     choose_place,
     choose_waits,
 )
+from .given_paths import check_agent_path, check_model_path
+from .question import Question, read_question
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
     from kvstore.client import BlockingAgentClient, BlockingStoreClient
 
     from .generation import Generation
-    from .question import Question
     from .sampling import Sampling
 
 NAME = "engine.generate"
@@ -92,25 +93,28 @@ MODEL_HELP = "GGUF file, or folder with config.json; default: the one in the whe
 class Settings:
     """How to answer."""
 
-    model: Path
+    model: Path | None
+    """None for that of the wheel."""
     max_tokens: int
     sampling: Sampling
     compute: Literal["float32", "bfloat16"] | None
+    threads: int | None
     is_json: bool
 
 
 def answer_here(question: Question, place: Place, settings: Settings) -> None:
     """Load, ask, print. The last line is printed when all blocks are saved or given up."""
-    from .llm import load_llm
-    from .question import encode_question
-
     with ExitStack() as stack:
         store = _open_store(place)
         if store is not None:
             stack.enter_context(store)
+        model = _load_library(settings)
+        from .llm import load_llm
+        from .question_prompt import encode_question
+
         start_s = time.perf_counter()
         llm = stack.enter_context(
-            load_llm(settings.model, store=store, clock=time.perf_counter, compute=settings.compute)
+            load_llm(model, store=store, clock=time.perf_counter, compute=settings.compute)
         )
         load_s = time.perf_counter() - start_s
         generation = llm.generate(
@@ -122,7 +126,7 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
         llm.close()
         store_errors = llm.store_faults.count
         if settings.is_json:
-            facts = {"model": str(settings.model), "compute": llm.compute}
+            facts = {"model": str(model), "compute": llm.compute}
             described = describe(generation, settings.max_tokens, store_errors=store_errors)
             print(json.dumps(described | facts | {"load_s": round(load_s, 4)}))
         else:
@@ -137,12 +141,14 @@ def answer_elsewhere(
 ) -> None:
     """Ask engine workers, and print."""
     from .client import ClientDeadlines, find_places
-    from .load import load_tokenizer
-    from .question import encode_question
-    from .remote_answer import ask_engines
 
     places = find_places(engines)
-    loaded = load_tokenizer(settings.model)
+    model = _load_library(settings)
+    from .load import load_tokenizer
+    from .question_prompt import encode_question
+    from .remote_answer import ask_engines
+
+    loaded = load_tokenizer(model)
     found = ask_engines(
         places,
         loaded.tokenizer,
@@ -155,9 +161,20 @@ def answer_elsewhere(
     )
     if settings.is_json:
         described = describe_remote(found, settings.max_tokens)
-        print(json.dumps(described | {"model": str(settings.model)}))
+        print(json.dumps(described | {"model": str(model)}))
     else:
         print(f"\n{remote_summary_line(found, settings.max_tokens)}")
+
+
+def _load_library(settings: Settings) -> Path:
+    """Load the tensor library, for as many threads as it is to have; the path of the model.
+
+    Raises MissingModel.
+    """
+    set_thread_count(settings.threads)
+    from .load import find_default_model
+
+    return settings.model or find_default_model()
 
 
 def _open_store(place: Place) -> BlockingAgentClient | BlockingStoreClient | None:
@@ -237,8 +254,7 @@ def generate(
     is_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     prepare_environment()
-    # Only now: they bring libraries that may look at the environment.
-    from .question import read_question
+    # Only now: it brings libraries that may look at the environment.
     from .sampling import Sampling
 
     asked = read_question(
@@ -256,15 +272,16 @@ def generate(
         between_tokens_s=between_tokens_s,
         patience_s=patience_s,
     )
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    set_thread_count(threads)
-    from .load import find_default_model
-
+    if model is not None:
+        check_model_path(model)
+    if place.agent is not None:
+        check_agent_path(place.agent)
     settings = Settings(
-        model=model or find_default_model(),
+        model=model,
         max_tokens=max_tokens,
-        sampling=sampling,
+        sampling=Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed),
         compute=None if compute == "auto" else compute,
+        threads=threads,
         is_json=is_json,
     )
     if place.engines is None:

@@ -9,6 +9,7 @@ from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import MISS, HitPlan
 
 from .engine_status import EngineCounts
+from .model_runner import Window
 from .prefix_source import LoadOutcome, PrefixLoad
 from .request import FinishReason, Request
 from .request_report import RequestReport
@@ -16,6 +17,7 @@ from .save_receipt import SaveReceipt
 from .scheduler.preemption import Standing
 from .scheduler.prefix_choice import Begun
 from .sequence import Sequence
+from .window_record import WindowRecord
 
 WINDOWS_KEPT = 2
 """Window states of an answer that are saved at its end: the next turn's hit may end at either."""
@@ -81,7 +83,7 @@ class Job:
     replay_first: int | None = None
     load: PrefixLoad | None = None
     plan: HitPlan = MISS
-    window: memoryview | None = None
+    window: Window | None = None
     shared_blocks: int = 0
     is_started: bool = False
     waits_for_end: bool = False
@@ -91,7 +93,7 @@ class Job:
     saved_blocks: int = 0
     window_blocks: int = 0
     """Blocks at whose ends window state was looked after."""
-    windows: deque[tuple[bytes, memoryview]] = field(
+    windows: deque[tuple[bytes, WindowRecord]] = field(
         default_factory=lambda: deque(maxlen=WINDOWS_KEPT)
     )
     receipt: SaveReceipt = field(default_factory=SaveReceipt)

@@ -10,6 +10,7 @@ from .job import Job
 from .model_runner import ModelRunner
 from .prefix_index import PrefixIndex
 from .save_sink import SaveSink
+from .window_record import WindowRecord
 from .window_snapshots import WindowSnapshots
 
 
@@ -72,10 +73,7 @@ class Keeper:
         is_answer = anchor is not None and anchor >= sequence.prompt_tokens
         if anchor is None or not (is_answer or anchor in job.borders):
             return
-        layout = self._runner.window_layout
-        assert layout is not None
-        record = memoryview(bytearray(layout.block_bytes))
-        self._runner.copy_window(sequence, anchor, record)
+        record = self._runner.copy_window(sequence, anchor)
         key = job.keys()[anchor // BLOCK_TOKENS - 1]
         if is_answer:
             job.windows.append((key, record))
@@ -84,6 +82,6 @@ class Keeper:
         if self._sink is not None and anchor == window_anchor_after_prefill(sequence.prompt_tokens):
             self._sink.save_window(key, record)
 
-    def _keep_window(self, job: Job, key: bytes, record: memoryview) -> None:
+    def _keep_window(self, job: Job, key: bytes, record: WindowRecord) -> None:
         if job.sequence.replay_first is None:
             self._snapshots.put(key, record)

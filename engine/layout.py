@@ -73,8 +73,10 @@ def model_namespace(
 ) -> Namespace:
     """Namespace of the blocks a model computes.
 
-    `compute` is the type the matrices run in. It belongs to the weights' revision: bfloat16 and
-    float32 runs differ in the last bits of K and V, and a hit has to give the answer of a cold run.
+    `compute` is the type the matrices run in, and for a GPU the kind of card and the releases that
+    its last bits depend on (`compute_device.name_arithmetic`). It belongs to the weights' revision:
+    bfloat16 and float32 runs differ in the last bits of K and V, and a hit has to give the answer
+    of a cold run.
     """
     return Namespace(
         model=namespace_model(name),

@@ -8,12 +8,16 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from kernels.cuda.operations import CUDA_OPERATIONS
-from kernels.operations import REFERENCE, Operations
 from kvstore.key import Namespace
 from kvstore.layout import BlockLayout
 
 from .block_pool import BlockPool
+from .compute_device import (
+    choose_device,
+    name_arithmetic,
+    operations_for,
+    refuse_short_products,
+)
 from .errors import InvalidRequest, MissingModel
 from .layout import block_layout, model_namespace, namespace_model, namespace_tokenizer
 from .model_identity import ModelIdentity, source_of
@@ -115,6 +119,7 @@ def load_runner(
         return _load_file(path, pool_blocks=pool_blocks, compute=compute, tenant=tenant)
     if compute == "bfloat16" and place.type == "cpu":
         raise InvalidRequest("compute", given=compute, expected="float32, for a folder on a CPU")
+    refuse_short_products(place)
     return _load_folder(
         path,
         pool_blocks=pool_blocks,
@@ -124,22 +129,6 @@ def load_runner(
         decoder_tail_tokens=decoder_tail_tokens,
         device=place,
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name, with its number. Raises InvalidRequest if there is none."""
-    expected = "cpu, cuda, or cuda: and the number of a device that is there"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InvalidRequest("device", given=repr(name)[:80], expected=expected) from error
-    if device == torch.device("cpu"):
-        return device
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type != "cuda" or (device.index or 0) >= devices:
-        given = f"{name!r}; {devices} CUDA devices are there"
-        raise InvalidRequest("device", given=given, expected=expected)
-    return torch.device("cuda", device.index or 0)
 
 
 def _load_file(
@@ -195,15 +184,14 @@ def _load_folder(
         # Where a folder lies, and what it is called there, is not the model's.
         name=FOLDER_MODEL,
         weights_sha256=checkpoint.sha256,
-        # A GPU rounds otherwise, and a hit has to give the bits of a cold run.
-        compute=compute if device.type == "cpu" else f"{compute} {device.type}",
+        compute=name_arithmetic(compute, device),
         tokenizer_sha256=tokenizer_data.sha256,
         layout=layout,
         tenant=tenant,
     )
     pool = _make_pool(namespace, blocks, device)
     runner = V41Runner(
-        loaded.build(pool, operations_for(device)),
+        loaded.build(pool, operations_for(device, config)),
         pool=pool,
         states=StatePool(config, state_slots, device=device),
         namespace=namespace,
@@ -211,11 +199,6 @@ def _load_folder(
     )
     name = checkpoint.path.resolve().name
     return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
-
-
-def operations_for(device: torch.device) -> Operations:
-    """The back end for a device."""
-    return REFERENCE if device.type == "cpu" else CUDA_OPERATIONS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

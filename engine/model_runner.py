@@ -18,8 +18,12 @@ from kvstore.policy import HitPlan
 from .block_pool import BlockPool
 from .sampling import FloatArray
 from .sequence import Sequence
+from .window_record import WindowRecord
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+Window: TypeAlias = Buffer | WindowRecord
+"""Window state that came from a store, or that was made here."""
 
 WaitForSection: TypeAlias = Callable[[int], None]
 """Returns when the section (by number, in the layout's order) of all blocks of the sequences in a
@@ -63,7 +67,7 @@ class ModelRunner(Protocol):
         """Take the state back; the blocks are the caller's, and `hit` stays readable. May be called
         again."""
 
-    def start_after(self, sequence: Sequence, plan: HitPlan, window: Buffer | None) -> None:
+    def start_after(self, sequence: Sequence, plan: HitPlan, window: Window | None) -> None:
         """Go on behind a hit. For a sequence that was just opened; `hit` and `computed_tokens` are
         set. `window` is the window state at `plan.window_anchor`. Tokens hit_tokens ..
         hit_tokens + replay_tokens - 1 are run again with windows cut off at the first of them,
@@ -87,8 +91,9 @@ class ModelRunner(Protocol):
         """The newest multiple of 128 at which the window can be copied now, None if there is
         none."""
 
-    def copy_window(self, sequence: Sequence, anchor: int, into: memoryview) -> None:
-        """Copy the window state at `anchor` into a record of `window_layout.block_bytes`."""
+    def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
+        """The window state at `anchor`, a copy. Made behind what was computed and before what will
+        be; the calling thread does not wait for that."""
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:
         """What a hand-over sends beside blocks: the slot, copied into `into` (state_layout bytes;

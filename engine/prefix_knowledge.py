@@ -11,6 +11,7 @@ from .job import Job
 from .prefix_index import PrefixIndex
 from .prefix_source import LoadOutcome
 from .scheduler.prefix_choice import KnownPrefix, choose_dense_prefix, choose_prefix
+from .window_record import WindowRecord
 from .window_snapshots import WindowSnapshots
 
 
@@ -71,7 +72,7 @@ class PrefixKnowledge:
         everything = KnownPrefix(stored_blocks=len(keys), anchors=frozenset({farthest}))
         return self.choose(job, here) == self.choose(job, everything)
 
-    def window_at(self, job: Job, anchor: int | None) -> memoryview | None:
+    def window_at(self, job: Job, anchor: int | None) -> WindowRecord | None:
         """The window state that is kept in the engine for this position, if there is one."""
         if anchor is None:
             return None

@@ -1,16 +1,13 @@
-"""What a user asks: put together from the words of a command line, and made into token ids.
+"""What a user asks, put together from the words of a command line.
 
-A model with a chat template is asked in turns. One without goes on with the text as it stands: a
-plain completion.
+Not for token ids: what is wrong with the words is said before a tokenizer is loaded.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .chat import Message, encode_chat, encode_follow_up, encode_text, encode_text_after
 from .errors import EngineError, InvalidRequest
-from .tokenizer import Tokenizer
 
 TEXT_CHARACTERS_MAX = 64 << 20
 """Longer than any prompt: a device that never ends is named by mistake."""
@@ -49,23 +46,6 @@ def read_question(
         )
     earlier = None if follow_up_of is None else _read_earlier(follow_up_of)
     return Question(text=text, system=system, earlier=earlier)
-
-
-def encode_question(tokenizer: Tokenizer, question: Question) -> list[int]:
-    """Prompt ids: one user turn, or a turn after an earlier answer; without a template the text,
-    or the text behind what was there. Raises InvalidRequest for a system text without one."""
-    if tokenizer.data.chat_template:
-        if question.earlier is not None:
-            return encode_follow_up(tokenizer, *question.earlier, question.text)
-        system = [] if question.system is None else [Message("system", question.system)]
-        return encode_chat(tokenizer, [*system, Message("user", question.text)])
-    if question.system is not None:
-        raise InvalidRequest(
-            "system text", given=repr(question.system[:40]), expected="a model with a chat template"
-        )
-    if question.earlier is not None:
-        return encode_text_after(tokenizer, *question.earlier, question.text)
-    return encode_text(tokenizer, question.text)
 
 
 def _read_text(path: Path, what: str = "prompt file") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .save_receipt import SaveReceipt
+from .window_record import WindowRecord
 
 
 class SaveSink(Protocol):
@@ -25,9 +26,8 @@ class SaveSink(Protocol):
     def dropped_windows(self) -> int:
         """Window states that were not kept, for whatever reason. From any thread."""
 
-    def save_window(self, key: bytes, record: memoryview) -> None:
-        """Keep the window state at the end of the block that has this key. `record` is the sink's
-        from now on."""
+    def save_window(self, key: bytes, record: WindowRecord) -> None:
+        """Keep the window state at the end of the block that has this key."""
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
         """Try to have so many blocks free in the pool: let saves end, then give up the oldest that

@@ -1,10 +1,13 @@
 """Window state at the ends of blocks, kept in the engine for requests that begin alike.
 
-Only of sequences without a bounded replay, so that who goes on from one gets the bits of a cold
-run. Not the window memory of a host: that is the agent's.
+A record stays on the device that it was made on; all are of one size, so their number bounds the
+memory. Only of sequences without a bounded replay, so that who goes on from one gets the bits of a
+cold run. Not the window memory of a host: that is the agent's.
 """
 
 from collections import OrderedDict
+
+from .window_record import WindowRecord
 
 
 class WindowSnapshots:
@@ -13,7 +16,7 @@ class WindowSnapshots:
 
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
-        self._records: OrderedDict[bytes, memoryview] = OrderedDict()
+        self._records: OrderedDict[bytes, WindowRecord] = OrderedDict()
         self.additions = 0
         """How often a key has come that was not there."""
 
@@ -23,7 +26,7 @@ class WindowSnapshots:
     def __contains__(self, key: bytes) -> bool:
         return key in self._records
 
-    def put(self, key: bytes, record: memoryview) -> None:
+    def put(self, key: bytes, record: WindowRecord) -> None:
         """Keep a record, which must not change any more."""
         self.additions += key not in self._records
         self._records[key] = record
@@ -31,7 +34,7 @@ class WindowSnapshots:
         if len(self._records) > self._records_max:
             self._records.popitem(last=False)
 
-    def get(self, key: bytes) -> memoryview | None:
+    def get(self, key: bytes) -> WindowRecord | None:
         record = self._records.get(key)
         if record is not None:
             self._records.move_to_end(key)

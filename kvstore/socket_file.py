@@ -28,7 +28,7 @@ LOCK_SUFFIX = ".lock"
 LISTEN_BACKLOG = 1024
 LOCK_ATTEMPTS = 10
 FOLDER_EXPECTED = "a path in a folder that this user may write in"
-_PID_DIGITS_MAX = 20
+_PID_LINE_BYTES_MAX = 20
 
 
 def check_socket_path(path: Path, option: str = "--socket") -> None:
@@ -125,14 +125,13 @@ def _lock(lock_path: Path, path: Path, pid: int, option: str, noun: str) -> tupl
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, _PID_DIGITS_MAX, 0).decode("ascii", "replace").strip()
+            holder = read_pid(descriptor)
             os.close(descriptor)
             raise StoreError(
                 f"socket {path}: another {noun} serves it (process {holder or 'unknown'})"
             ) from None
         if _is_at(lock_path, descriptor):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{pid}\n".encode(), 0)
+            write_pid(descriptor, pid)
             return descriptor, is_new
         # Somebody removed the file between our opening it and our lock.
         os.close(descriptor)
@@ -140,6 +139,20 @@ def _lock(lock_path: Path, path: Path, pid: int, option: str, noun: str) -> tupl
         f"socket {path}: {lock_path.name} cannot be made in {path.parent}, or is removed again and"
         " again; name a path in another folder"
     )
+
+
+def write_pid(descriptor: int, pid: int) -> None:
+    """Into a lock file, over what was there, which is cut off behind it only then: a reader always
+    finds a first line."""
+    line = f"{pid}\n".encode()
+    os.pwrite(descriptor, line, 0)
+    os.ftruncate(descriptor, len(line))
+
+
+def read_pid(descriptor: int) -> str:
+    """The first line of a lock file; behind it may still be what was longer."""
+    content = os.pread(descriptor, _PID_LINE_BYTES_MAX, 0).decode("ascii", "replace")
+    return content.partition("\n")[0].strip()
 
 
 def _open_lock(lock_path: Path) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from kvstore.client import BlockingAgentClient, RunOffer
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS
 
-from ..kv.mover import ComputeMark, SectionMover
+from ..kv.mover import ComputeMark, SectionMover, wait_for_compute
 from ..model_runner import Buffer
 from ..request import Request
 from .outgoing_run import OutgoingRun
@@ -88,16 +88,18 @@ class Departure:
         self._copied_ids: list[int] = []
 
     def copy_early(self, block_count: int, complete_ids: Sequence[int], after: ComputeMark) -> None:
-        """Lease runs for a sequence of so many blocks, and copy the complete ones. Raises
-        ArenaFull, StoreError, TransferFailed."""
+        """Lease runs for a sequence of so many blocks, and copy the complete ones, which are
+        computed when `after` is over. Raises ArenaFull, StoreError, TransferFailed."""
+        wait_for_compute(after)  # first: else room in the arena would be idle as long
         self._lease(block_count)
         assert self._blocks is not None
-        self._blocks.add_from_pool(self._dispatch.mover, complete_ids, after)
+        self._blocks.add_from_pool(self._dispatch.mover, complete_ids)
         self._copied_ids = list(complete_ids)
 
     def complete(self, parting: Parting) -> bytes:
         """Copy what is not copied yet, offer the runs and write the ticket. Raises ArenaFull,
         StoreError, TransferFailed."""
+        wait_for_compute(parting.after)
         copied = len(self._copied_ids)
         if (
             self._blocks is None
@@ -110,7 +112,7 @@ class Departure:
             copied = 0
         assert self._blocks is not None
         missing_ids = parting.complete_ids[copied:]
-        self._blocks.add_from_pool(self._dispatch.mover, missing_ids, parting.after)
+        self._blocks.add_from_pool(self._dispatch.mover, missing_ids)
         if parting.open_block:
             self._blocks.add_block(parting.open_block)
         if self._state is not None:

@@ -7,8 +7,7 @@ from xxhash import xxh3_64
 
 from kvstore.client import ArenaRun
 
-from ..kv.block_list import BlockList
-from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_for_compute, wait_to_end
+from ..kv.mover import SectionMover, move_out
 from ..model_runner import Buffer
 
 
@@ -26,25 +25,16 @@ class OutgoingRun:
         """Blocks that have room."""
         return self.run.blocks
 
-    def add_from_pool(
-        self, mover: SectionMover, block_ids: Sequence[int], after: ComputeMark
-    ) -> None:
-        """Move blocks of the pool, which are computed when `after` is over, behind those that are
-        there. Raises TransferFailed; when this ends nothing writes to the run any more."""
+    def add_from_pool(self, mover: SectionMover, block_ids: Sequence[int]) -> None:
+        """Move blocks of the pool, which are computed, behind those that are there. Raises
+        TransferFailed; when this ends nothing writes to the run any more."""
         if not block_ids:
             return
-        wait_for_compute(after)
-        blocks = BlockList(block_ids)
-        parts = [self._part(section, len(blocks)) for section in range(len(self._digests))]
-        transfers: list[Transfer] = []
-        try:
-            for section, part in enumerate(parts):
-                transfers.append(mover.from_pool(part, section, blocks, after=after))
-        finally:
-            wait_to_end(*transfers)
+        parts = [self._part(section, len(block_ids)) for section in range(len(self._digests))]
+        move_out(mover, parts, block_ids)
         for digest, part in zip(self._digests, parts, strict=True):
             digest.update(part)
-        self.filled += len(blocks)
+        self.filled += len(block_ids)
 
     def add_block(self, data: Buffer) -> None:
         """Copy one block behind those that are there."""

@@ -20,6 +20,14 @@ BUDGET_S = 0.5
 WATCH_S = 1.0
 NEAR = 0.97
 """Ways that are so close to the fastest are as good."""
+WITHIN_REACH = 0.5
+"""A way slower than that part of the fastest is not taken for its little work in the host."""
+ISSUE_US_MAX = 100.0
+"""For a section: what a thread may take that starts transfers beside a forward. That is twice the
+aim, and below what it takes to move as much (BLOCKS of V4.1-Flash, 105 to 210 us on an H200): above
+that the thread never rests, and a forward that is bound by its launches waits for it each time."""
+ISSUE_TIMES_MAX = 2.0
+"""As many times as the cheapest way within reach is no fault of a way on a slow host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +46,25 @@ class MoverRate:
 
 
 def choose_mover(measured: Sequence[MoverRate]) -> str:
-    """The fastest into the pool, because a pass waits for that; of those that are near it, the
-    fastest out; of those that are near that too, the first named. There must be one."""
+    """Of those that leave the host its time (`_leave_out_busy`) the fastest into the pool, because
+    a pass waits for that; of those that are near it, the fastest out; of those that are near that
+    too, the first named. There must be one."""
+    measured = _leave_out_busy(measured)
     best_in = max(one.in_bytes_per_s for one in measured)
     near = [one for one in measured if one.in_bytes_per_s >= NEAR * best_in]
     best_out = max(one.out_bytes_per_s for one in near)
     return next(one.name for one in near if one.out_bytes_per_s >= NEAR * best_out)
+
+
+def _leave_out_busy(measured: Sequence[MoverRate]) -> list[MoverRate]:
+    """Without those that keep a thread busy while a forward needs the host; one at least is left.
+    The rate does not make up for that: beside a forward of small operations the way with a call for
+    a batch has slowed it twelve times."""
+    best_in = max(one.in_bytes_per_s for one in measured)
+    within = [one for one in measured if one.in_bytes_per_s >= WITHIN_REACH * best_in]
+    cheapest_us = min(one.issue_us for one in within)
+    most_us = max(ISSUE_US_MAX, ISSUE_TIMES_MAX * cheapest_us)
+    return [one for one in within if one.issue_us <= most_us]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +98,8 @@ def make_fastest(
             try:
                 movers[name] = make()
             # What PyTorch raises for a device that is full, or has failed, is a RuntimeError.
-            except (MoverUnavailable, TransferFailed, RuntimeError) as error:
+            # An OSError is a kernel's that could not be compiled.
+            except (MoverUnavailable, TransferFailed, RuntimeError, OSError) as error:
                 problems[name] = first_line(error)
         rates, failed = measure_movers(movers, pool, section_bytes, arena, clock=clock)
         problems |= failed

@@ -1,5 +1,5 @@
-"""What all movers for a GPU have alike: streams, checks, transfers that end by an event, and a way
-for parts of the host's memory that are not page-locked.
+"""What all movers for a GPU have alike: streams, checks, copies of bytes that lie together, and a
+way for parts of the host's memory that are not page-locked.
 
 Each direction has its own lane of streams, so that saves do not stand in the way of swap-in. The
 lane's lock is held while work is queued, never while it runs.
@@ -11,7 +11,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Event, Lock
+from functools import partial
+from threading import Lock
 
 import numpy as np
 import torch
@@ -19,14 +20,17 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import DeviceLost, InvalidRequest, TransferFailed, TransferStuck
+from ..errors import DeviceLost, InvalidRequest, TransferFailed
+from ..upload import upload
 from .block_list import BlockList
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import current, is_over, make_stream, record
+from .cuda_streams import current, make_stream, mark_current, record
+from .cuda_transfer import EventTransfer, all_queued
 from .mover import (
     ENDED,
     ComputeMark,
     Transfer,
+    check_copy,
     check_part,
     first_line,
     wait_at_close,
@@ -36,52 +40,7 @@ from .pinned import PinnedMemory, PinnedRange, address_of
 
 log = logging.getLogger(__name__)
 
-DEADLINE_S = 30.0
-"""A transfer that has not ended for so long never will: it takes milliseconds."""
-
-POLL_FIRST_S, POLL_MAX_S = 0.0001, 0.0016
-"""Between two looks of a thread that waits, twice as long after each: every look takes the
-interpreter from the forward. CUDA's own wait has no deadline."""
-
 BOUNCE_BYTES = 8 << 20
-
-
-class EventTransfer:
-    """A transfer that ends when its event does. Keeps what it moves from and to alive."""
-
-    def __init__(self, event: torch.cuda.Event, device: torch.device, *keeps: object) -> None:
-        self._event = event
-        self._device = device
-        self._keeps = keeps
-
-    @property
-    def has_ended(self) -> bool:
-        """See Transfer."""
-        try:
-            return is_over(self._event)
-        except RuntimeError as error:
-            # Nobody asks for an event that was not recorded: it is an error of what ran before it.
-            raise DeviceLost(f"{self._device} has failed: {first_line(error)}") from error
-
-    def wait(self) -> None:
-        """See Transfer."""
-        pause, poll_s, waited_s = Event(), POLL_FIRST_S, 0.0
-        while waited_s < DEADLINE_S:
-            if self.has_ended:
-                return
-            pause.wait(poll_s)
-            waited_s += poll_s
-            poll_s = min(2 * poll_s, POLL_MAX_S)
-        raise TransferStuck(f"a transfer has not ended for {DEADLINE_S:.0f} s on {self._device}")
-
-    def order_compute(self) -> None:
-        """See Transfer."""
-        if not self.has_ended:
-            torch.cuda.current_stream(self._device).wait_event(self._event)
-
-
-PAGEABLE_COPY_MAX_BYTES = 64 << 10
-"""What CUDA copies out of memory that is not page-locked before the call returns, at once."""
 
 
 class Lane:
@@ -107,23 +66,13 @@ class Lane:
         ids: torch.Tensor | None = blocks.on_device.get(self)
         if ids is None:
             host = torch.from_numpy(blocks.whole.array)
-            if host.nbytes > PAGEABLE_COPY_MAX_BYTES:
-                host = host.pin_memory()
-            ids = blocks.on_device[self] = host.to(self.kernels.device, non_blocking=True)
+            ids = blocks.on_device[self] = upload(host, self.kernels.device)
         return cut_rows(ids, blocks.first, blocks.first + len(blocks))
 
 
 def cut_rows(rows: torch.Tensor, first: int, end: int) -> torch.Tensor:
     """Rows first .. end - 1; the tensor itself, which costs nothing, if those are all."""
     return rows if first == 0 and end == len(rows) else rows[first:end]
-
-
-def all_queued(device: torch.device, *streams: torch.cuda.Stream) -> list[EventTransfer]:
-    """What is queued in streams, as transfers. Raises DeviceLost: then none of it goes on."""
-    try:
-        return [EventTransfer(record(stream), device) for stream in streams]
-    except RuntimeError as error:
-        raise DeviceLost(f"{device} has failed: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +93,15 @@ class HostPart:
     after: ComputeMark
     pinned: PinnedRange
 
-    @property
-    def size_bytes(self) -> int:
-        return len(self.blocks) * self.place.width
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Bytes that lie together in page-locked memory and on the device."""
+
+    host: int
+    device: int
+    size_bytes: int
+    after: ComputeMark
 
 
 class CudaMover(ABC):
@@ -195,7 +150,7 @@ class CudaMover(ABC):
 
     def mark_compute(self) -> ComputeMark:
         """See SectionMover."""
-        return record(torch.cuda.current_stream(self._device))
+        return mark_current(self._device)
 
     def to_pool(
         self,
@@ -218,6 +173,18 @@ class CudaMover(ABC):
     ) -> Transfer:
         """See SectionMover."""
         return self._move(self._out, self._start_out, part, section, block_ids, after)
+
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        """See SectionMover."""
+        return self._copy_together(self._in, part, target, after)
+
+    def copy_out(
+        self, source: torch.Tensor, part: memoryview, *, after: ComputeMark = None
+    ) -> Transfer:
+        """See SectionMover."""
+        return self._copy_together(self._out, part, source, after)
 
     @property
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
@@ -253,28 +220,29 @@ class CudaMover(ABC):
         with self._pinned.use(address, part.nbytes) as pinned:
             if pinned is not None:
                 host = HostPart(address, place, blocks, after, pinned)
-                return self._start(lane, start, host, part)
+                return self._start(lane, partial(start, host), after, part, host)
         return self._move_by_bounce(lane, start, part, place, blocks, after)
 
     def _start(
         self,
         lane: Lane,
-        start: Callable[[HostPart], torch.cuda.Event],
-        host: HostPart,
-        part: memoryview,
+        start: Callable[[], torch.cuda.Event],
+        after: ComputeMark,
+        *keeps: object,
     ) -> Transfer:
         with lane.lock:
             try:
                 with lane.on_device:
-                    event = start(host)
+                    event = start()
             except BaseException as error:
                 # What is queued of it would go on, in memory that its owner gives back.
                 wait_to_end(*all_queued(self._device, *lane.streams))
-                if not isinstance(error, RuntimeError | ValueError):
+                # An OSError is a kernel's that could not be compiled.
+                if not isinstance(error, RuntimeError | ValueError | OSError):
                     raise
                 said = first_line(error)
                 raise TransferFailed(f"{self.name} on {self._device}: {said}") from error
-        return EventTransfer(event, self._device, part, host)
+        return EventTransfer(event, self._device, *keeps, after=after)
 
     def _move_by_bounce(
         self,
@@ -297,10 +265,52 @@ class CudaMover(ABC):
                 if lane is self._in:
                     np.copyto(copied, rows[first : first + len(some)])
                 host = HostPart(address_of(piece), place, some, after, pinned)
-                wait_to_end(self._start(lane, start, host, piece))
+                wait_to_end(self._start(lane, partial(start, host), after, piece, host))
                 if lane is self._out:
                     np.copyto(rows[first : first + len(some)], copied)
         return ENDED
+
+    def _copy_together(
+        self, lane: Lane, part: memoryview, memory: torch.Tensor, after: ComputeMark
+    ) -> Transfer:
+        check_copy(part, memory, self._device)
+        if not part.nbytes:
+            return ENDED
+        address = address_of(part)
+        with self._pinned.use(address, part.nbytes) as pinned:
+            if pinned is not None:
+                bytes_ = Together(address, memory.data_ptr(), part.nbytes, after)
+                copy = partial(self._queue_copy, lane, bytes_)
+                return self._start(lane, copy, after, part, memory)
+        return self._copy_by_bounce(lane, part, memory, after)
+
+    def _copy_by_bounce(
+        self, lane: Lane, part: memoryview, memory: torch.Tensor, after: ComputeMark
+    ) -> Transfer:
+        """As `_move_by_bounce`."""
+        whole = np.frombuffer(part, np.uint8)
+        with self._bounce_lock:
+            bounce, _ = self._need_bounce(min(len(whole), BOUNCE_BYTES))
+            for first in range(0, len(whole), BOUNCE_BYTES):
+                some = whole[first : first + BOUNCE_BYTES]
+                piece = bounce[: len(some)]
+                copied = np.frombuffer(piece, np.uint8)
+                if lane is self._in:
+                    np.copyto(copied, some)
+                bytes_ = Together(address_of(piece), memory.data_ptr() + first, len(some), after)
+                copy = partial(self._queue_copy, lane, bytes_)
+                wait_to_end(self._start(lane, copy, after, piece, memory))
+                if lane is self._out:
+                    np.copyto(some, copied)
+        return ENDED
+
+    def _queue_copy(self, lane: Lane, what: Together) -> torch.cuda.Event:
+        """Queue one DMA."""
+        if what.after is not None:
+            lane.copies.wait_event(what.after)
+        ends = (what.device, what.host) if lane is self._in else (what.host, what.device)
+        self._runtime.copy(*ends, what.size_bytes, lane.copies.cuda_stream)
+        return record(lane.copies)
 
     def _need_bounce(self, size_bytes: int) -> tuple[memoryview, PinnedRange]:
         """A page-locked buffer of at least so many bytes. Raises TransferFailed."""
@@ -312,7 +322,9 @@ class CudaMover(ABC):
                 raise TransferFailed(
                     f"{size_bytes} bytes to page-lock: {first_line(error)}"
                 ) from error
-            self._bounce = self._pinned.adopt(memory)
+            smaller, self._bounce = self._bounce, self._pinned.adopt(memory)
+            if smaller is not None:  # whoever used it has waited
+                self._pinned.disown(smaller)
         return self._bounce.view, self._bounce
 
     # For those that name single blocks ------------------------------------------------------------

@@ -25,10 +25,10 @@ from kvstore.client import ArenaRun, BlockLoss, check_rebuilt
 from ..block_pool import BlockPool
 from ..errors import InvalidRequest, TransferFailed
 from .block_list import BlockList
-from .cuda_mover import EventTransfer, all_queued
 from .cuda_streams import make_stream, record
+from .cuda_transfer import EventTransfer, all_queued
 from .mover import ComputeMark, SectionMover, Transfer, first_line, wait_to_end
-from .rebuild import move_whole, neighbours, require_right
+from .rebuild import move_parity, move_whole, require_right
 
 NO_SHARD = -1
 PATTERNS_KEPT_MAX = 512
@@ -104,7 +104,7 @@ class ShardKernels:
     def queue(
         self,
         pool: torch.Tensor,
-        parity_parts: Sequence[torch.Tensor],
+        parity: torch.Tensor,
         losses: Sequence[BlockLoss],
         block_ids: NDArray[np.int32],
         behind: Sequence[Transfer],
@@ -112,16 +112,11 @@ class ShardKernels:
         """Queue it in the current stream; the checksums, which come to the host, and what must live
         until they have.
 
-        `parity_parts`: of the blocks, one after the other, in memory of the host. What is rebuilt
-        is rebuilt behind the transfers `behind`.
+        `parity`: of `make_parity`. What is rebuilt is rebuilt behind the transfers `behind`, which
+        bring it too.
         """
         k, m = self.k, self.m
         blocks = len(losses)
-        parity = torch.empty((blocks, m, self._shard_bytes), dtype=torch.uint8, device=self.device)
-        at, flat = 0, parity.view(-1)
-        for part in parity_parts:
-            flat[at : at + len(part)].copy_(part, non_blocking=True)
-            at += len(part)
         packed = bytearray(b"".join(pack_loss(k, m, loss.shards) for loss in losses))
         recipes = self._upload(torch.frombuffer(packed, dtype=torch.uint8).view(blocks, -1))
         wanted = [[*loss.missing, *([NO_SHARD] * (m - len(loss.missing)))] for loss in losses]
@@ -135,24 +130,33 @@ class ShardKernels:
         on_host.copy_(hashes, non_blocking=True)
         return [on_host, parity, recipes, shards, ids, hashes]
 
+    def make_parity(self, blocks: int) -> torch.Tensor:
+        """Room for the parity shards of so many blocks, uint8 [blocks, m, shard bytes]. Of the
+        current stream: what is queued in it before may still use the same memory."""
+        shape = (blocks, self.m, self._shard_bytes)
+        return torch.empty(shape, dtype=torch.uint8, device=self.device)
+
     def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def time_rebuild(self, blocks: int, clock: Callable[[], float], rounds: int) -> float:
         """Least seconds, of some rounds, from parity in page-locked memory of the host to checksums
         there, of blocks that have each lost a data shard. Compiles what is not compiled yet."""
-        k, m = self.k, self.m
+        k = self.k
         losses = [
             BlockLoss(at, tuple(k if j == at % k else j for j in range(k)), (0,) * k, 0)
             for at in range(blocks)
         ]
         pool = torch.zeros((blocks, self.block_bytes), dtype=torch.uint8, device=self.device)
-        parity = torch.zeros(blocks * m * self._shard_bytes, dtype=torch.uint8).pin_memory()
+        shape = (blocks, self.m, self._shard_bytes)
+        on_host = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
         taken_s = []
         for _ in range(rounds + 1):
             start_s = clock()
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-                self.queue(pool, [parity], losses, np.arange(blocks, dtype=np.int32), [])
+                parity = self.make_parity(blocks)
+                parity.copy_(on_host, non_blocking=True)
+                self.queue(pool, parity, losses, np.arange(blocks, dtype=np.int32), [])
             self.stream.synchronize()
             taken_s.append(clock() - start_s)
         return min(taken_s[1:])
@@ -187,7 +191,11 @@ class GpuRebuilder:
         moved = move_whole(self._mover, run, losses, blocks, after)
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(kernels.stream):
-                rebuilt = self._rebuild(run, keys, losses, blocks, moved)
+                parity = kernels.make_parity(len(losses))
+                # Behind what is queued here, which may have had that memory before.
+                ready = self._mover.mark_compute()
+                moved += move_parity(self._mover, run, losses, parity, ready)
+                rebuilt = self._rebuild(parity, keys, losses, blocks, moved, after)
         except BaseException as error:
             # What is queued of it would go on, in memory that its owner gives back.
             under_way = list(moved)
@@ -202,18 +210,14 @@ class GpuRebuilder:
 
     def _rebuild(
         self,
-        run: ArenaRun,
+        parity: torch.Tensor,
         keys: Sequence[bytes],
         losses: Sequence[BlockLoss],
         blocks: BlockList,
         moved: Sequence[Transfer],
+        after: ComputeMark,
     ) -> Transfer:
         """In the current stream: behind what was moved."""
-        parity = []
-        for first, end in neighbours(losses):
-            start = losses[first].block
-            part = np.frombuffer(run.parity(start, start + end - first), np.uint8)
-            parity.append(torch.from_numpy(part))
         hashes, *keeps = self._kernels.queue(self._pool, parity, losses, blocks.array, moved)
 
         def check() -> None:
@@ -221,7 +225,8 @@ class GpuRebuilder:
             rows = [row[: len(loss.missing)] for row, loss in zip(found, losses, strict=True)]
             require_right(check_rebuilt(keys, losses, rows), losses)
 
-        ended = EventTransfer(record(self._kernels.stream), self._device, *keeps)
+        event = record(self._kernels.stream)
+        ended = EventTransfer(event, self._device, *keeps, after=after)
         return CheckedTransfer(ended, check)
 
 

@@ -34,8 +34,9 @@ def _set_current(stream_id: int, device_index: int, device_type: int) -> None:
 
 
 def make_event() -> torch.cuda.Event:
-    """An event for order, without a time; until it is recorded nothing waits for it."""
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+    """An event for order, without a time; until it is recorded nothing waits for it. Who waits for
+    it in the host sleeps: that may be for a whole pass, and would else take a core from it."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -43,6 +44,12 @@ def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = make_event()
     event.record(stream)
     return event
+
+
+def mark_current(device: torch.device) -> torch.cuda.Event | None:
+    """What the calling thread's current stream of a device has been given by now; None for a device
+    that does at once what it is given."""
+    return record(torch.cuda.current_stream(device)) if device.type == "cuda" else None
 
 
 def is_over(event: torch.cuda.Event) -> bool:

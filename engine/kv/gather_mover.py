@@ -47,9 +47,10 @@ class GatherMover(CudaMover):
         place = part.place
         rows = part.pinned.device_rows(part.address, len(part.blocks), place.width, self._device)
         move = self._kernels.scatter if is_in else self._kernels.gather
-        if part.after is not None:
-            lane.kernels.wait_event(part.after)
         with lane.with_kernels:
+            # First: ids that are uploaded behind a pass might keep the calling thread as long.
             ids = lane.ids_on_device(part.blocks)
+            if part.after is not None:
+                lane.kernels.wait_event(part.after)
             move(rows, self._pool, ids, place.offset, self._kernel_blocks)
             return record(lane.kernels)

@@ -4,7 +4,10 @@ The copies are numpy's, because those let other threads run meanwhile: an assign
 keeps the interpreter to itself until the last byte (docs/decisions/0031-swap-in-by-section.md).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +15,10 @@ from numpy.typing import NDArray
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from .mover import ENDED, ComputeMark, Transfer, check_part
+from .mover import ENDED, ComputeMark, Transfer, check_copy, check_part
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MemcpyMover:
@@ -26,6 +32,7 @@ class MemcpyMover:
     def __init__(self, pool: BlockPool, layout: BlockLayout) -> None:
         assert pool.block_bytes == layout.block_bytes, (pool.block_bytes, layout)
         pool.require_host("memcpy of blocks")
+        self._device = pool.memory.device
         self._sections: list[NDArray[np.uint8]] = []
         blocks = pool.memory.numpy()
         at = 0
@@ -67,6 +74,22 @@ class MemcpyMover:
             rows = np.frombuffer(part, np.uint8).reshape(len(blocks), -1)
             for row, block_id in zip(rows, blocks, strict=True):
                 row[:] = source[block_id]
+        return ENDED
+
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        """See SectionMover."""
+        check_copy(part, target, self._device)
+        np.copyto(target.numpy().reshape(-1), np.frombuffer(part, np.uint8))
+        return ENDED
+
+    def copy_out(
+        self, source: torch.Tensor, part: memoryview, *, after: ComputeMark = None
+    ) -> Transfer:
+        """See SectionMover."""
+        check_copy(part, source, self._device)
+        np.copyto(np.frombuffer(part, np.uint8), source.numpy().reshape(-1))
         return ENDED
 
     def close(self) -> None:

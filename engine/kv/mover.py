@@ -2,6 +2,8 @@
 
     to_pool      swap-in: a section of some blocks, consecutive in a run of the arena, into the pool
     from_pool    swap-out: the other way, for saves and hand-overs
+    copy_in      bytes that lie together in both, such as parity, into memory of the pool's device
+    copy_out     the other way, for window state
 
 On a CPU a mover copies before it returns. On a GPU it starts the transfer and returns: the bytes
 are there when the transfer has ended. Not for who may use which block, nor for the way between the
@@ -82,6 +84,16 @@ class SectionMover(Protocol):
         after: ComputeMark = None,
     ) -> Transfer:
         """Move a section of some blocks out of the pool."""
+
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        """Copy `part` into `target`: uint8, contiguous, of as many bytes, on the pool's device."""
+
+    def copy_out(
+        self, source: torch.Tensor, part: memoryview, *, after: ComputeMark = None
+    ) -> Transfer:
+        """Copy `source` into `part`; else as `copy_in`."""
 
     def close(self) -> None:
         """Wait for what is under way and give back what was allocated. What has not ended by a
@@ -170,6 +182,34 @@ def wait_at_close(transfers: Sequence[Transfer], name: str, *keeps: object) -> b
 def first_line(error: BaseException) -> str:
     """What CUDA and PyTorch say of an error, without their advice how to debug it."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def move_out(mover: SectionMover, parts: Sequence[memoryview], block_ids: Sequence[int]) -> None:
+    """Move all sections of some blocks, which are computed, out of the pool: every one is started
+    before the first is waited for. When this ends, by an error too, nothing writes to `parts` any
+    more. Raises as the mover does."""
+    blocks = BlockList.of(block_ids)
+    transfers: list[Transfer] = []
+    try:
+        for section, part in enumerate(parts):
+            transfers.append(mover.from_pool(part, section, blocks))
+    finally:
+        wait_to_end(*transfers)
+
+
+def check_copy(part: memoryview, memory: torch.Tensor, device: torch.device) -> None:
+    """Raises InvalidRequest for bytes that cannot be copied as they are."""
+    if part.nbytes != memory.nbytes:
+        raise InvalidRequest(
+            "part to copy", given=f"{part.nbytes} bytes", expected=f"{memory.nbytes} bytes"
+        )
+    if memory.device != device or not memory.is_contiguous():
+        how = "together" if memory.is_contiguous() else "apart"
+        raise InvalidRequest(
+            "memory to copy",
+            given=f"bytes that lie {how} on {memory.device}",
+            expected=f"together on {device}",
+        )
 
 
 def check_part(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from types import ModuleType
 from typing import NamedTuple
 
@@ -23,19 +24,20 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import DeviceLost, MoverUnavailable, TransferFailed
-from .cuda_streams import is_over, record
+from ..errors import MoverUnavailable, TransferFailed
+from .cuda_streams import make_stream, mark_current
 from .mover import (
     ENDED,
     ComputeMark,
     Transfer,
+    check_copy,
     check_part,
-    first_line,
     left_behind,
     wait_at_close,
+    wait_for_compute,
     wait_to_end,
 )
-from .nixl_transfer import DEADLINE_S, POLL_S, NixlTransfer, in_words
+from .nixl_transfer import NixlTransfer, in_words
 from .pinned import address_of
 
 log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class NixlMover:
         self._pool = pool.memory
         self._pool_memory = "DRAM" if pool.is_host else "VRAM"
         self._device_index = 0 if pool.is_host else pool.memory.device.index
+        self._copies = None if pool.is_host else make_stream(pool.memory.device)
         self._block_bytes, self._capacity = pool.block_bytes, pool.capacity_blocks
         self._widths = [section.bytes for section in layout.sections]
         self._offsets = [sum(self._widths[:index]) for index in range(len(self._widths))]
@@ -121,9 +124,7 @@ class NixlMover:
 
     def mark_compute(self) -> ComputeMark:
         """See SectionMover."""
-        if self._pool_memory == "DRAM":
-            return None
-        return record(torch.cuda.current_stream(self._device_index))
+        return mark_current(self._pool.device)
 
     def to_pool(
         self,
@@ -146,6 +147,35 @@ class NixlMover:
     ) -> Transfer:
         """See SectionMover. The calling thread waits for `after`."""
         return self._move("READ", part, section, block_ids, after)
+
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        """See SectionMover. Not by NIXL: memory that is used once is not worth registering. The
+        calling thread waits for all of it."""
+        check_copy(part, target, self._pool.device)
+        if part.nbytes:
+            wait_for_compute(after)
+            with self._beside_passes():
+                target.view(-1).copy_(torch.from_numpy(np.frombuffer(part, np.uint8)))
+        return ENDED
+
+    def copy_out(
+        self, source: torch.Tensor, part: memoryview, *, after: ComputeMark = None
+    ) -> Transfer:
+        """As `copy_in`."""
+        check_copy(part, source, self._pool.device)
+        if part.nbytes:
+            wait_for_compute(after)
+            with self._beside_passes():
+                torch.from_numpy(np.frombuffer(part, np.uint8)).copy_(source.view(-1))
+        return ENDED
+
+    def _beside_passes(self) -> AbstractContextManager[object]:
+        """The stream of threads that have none is that of the passes."""
+        if self._copies is None:
+            return nullcontext()
+        return torch.cuda.stream(self._copies)
 
     def close(self) -> None:
         """See SectionMover. Memory that a NIC may still read or write stays registered."""
@@ -183,12 +213,12 @@ class NixlMover:
         blocks = check_part(part, width, block_ids, self._capacity)
         if not len(blocks):
             return ENDED
-        if after is not None:
-            _wait_for(after)
+        wait_for_compute(after)  # no NIC knows of the streams of a GPU
         pool = blocks.array.astype(np.uint64) * np.uint64(self._block_bytes)
         pool += np.uint64(self._pool.data_ptr() + self._offsets[section])
-        if self._is_registered(part):
-            return self._start(operation, part, width, pool)
+        transfer = self._start_if_registered(operation, part, width, pool)
+        if transfer is not None:
+            return transfer
         step = self._bounce.nbytes // width
         rows = np.frombuffer(part, np.uint8).reshape(len(pool), width)
         with self._bounce_lock:
@@ -198,51 +228,59 @@ class NixlMover:
                 copied = np.frombuffer(piece, np.uint8).reshape(len(some), width)
                 if operation == "WRITE":
                     np.copyto(copied, rows[first : first + step])
-                wait_to_end(self._start(operation, piece, width, some))
+                with self._lock:
+                    transfer = self._start(operation, piece, width, some)
+                wait_to_end(transfer)
                 if operation == "READ":
                     np.copyto(rows[first : first + step], copied)
         return ENDED
 
+    def _start_if_registered(
+        self, operation: str, part: memoryview, width: int, pool: np.ndarray
+    ) -> Transfer | None:
+        """None for memory that is not of the arena. That is looked at and the transfer started
+        under one hold of the lock: between two another thread may let go of an arena."""
+        with self._lock:
+            if self._is_in_range(part):
+                return self._start(operation, part, width, pool)
+        arena = self._arena()
+        if arena is None or not _has(arena, part):
+            return None
+        with self._lock:
+            self._check_open()
+            if not self._is_in_range(part):  # nor has another thread registered it
+                self._drop_other_arenas()
+                self._register(arena)
+            return self._start(operation, part, width, pool)
+
     def _start(self, operation: str, part: memoryview, width: int, pool: np.ndarray) -> Transfer:
+        """With the lock held."""
+        self._check_open()
         host = np.arange(len(pool), dtype=np.uint64) * np.uint64(width)
         host += np.uint64(address_of(part))
         sizes = np.full(len(pool), width, np.uint64)
         here, there = np.zeros_like(sizes), np.full_like(sizes, self._device_index)
-        with self._lock:
-            self._check_open()
-            with in_words("a transfer"):
-                handle = self._agent.initialize_xfer(
-                    operation,
-                    self._agent.get_xfer_descs(np.stack([host, sizes, here], axis=1), "DRAM"),
-                    self._agent.get_xfer_descs(
-                        np.stack([pool, sizes, there], axis=1), self._pool_memory
-                    ),
-                    self._agent_name,
-                    backends=[BACKEND],
-                )
-                transfer = NixlTransfer(self._agent, handle, self._lock, self._under_way, part)
-            # From here on it is the transfer that tells what became of it, also if it cannot begin.
-            transfer.begin()
+        with in_words("a transfer"):
+            handle = self._agent.initialize_xfer(
+                operation,
+                self._agent.get_xfer_descs(np.stack([host, sizes, here], axis=1), "DRAM"),
+                self._agent.get_xfer_descs(
+                    np.stack([pool, sizes, there], axis=1), self._pool_memory
+                ),
+                self._agent_name,
+                backends=[BACKEND],
+            )
+            transfer = NixlTransfer(self._agent, handle, self._lock, self._under_way, part)
+        # From here on it is the transfer that tells what became of it, also if it cannot begin.
+        transfer.begin()
         return transfer
 
-    def _is_registered(self, part: memoryview) -> bool:
+    def _is_in_range(self, part: memoryview) -> bool:
+        """With the lock held."""
         address = address_of(part)
-        if self._is_in_range(address, part.nbytes):
-            return True
-        arena = self._arena()
-        if arena is not None:
-            start = address_of(arena)
-            if start <= address and address + part.nbytes <= start + arena.nbytes:
-                with self._lock:
-                    self._check_open()
-                    self._drop_other_arenas()
-                    self._register(arena)
-        return self._is_in_range(address, part.nbytes)
-
-    def _is_in_range(self, address: int, size_bytes: int) -> bool:
         return any(
-            one.start <= address and address + size_bytes <= one.start + one.view.nbytes
-            for one in list(self._ranges)
+            one.start <= address and address + part.nbytes <= one.start + one.view.nbytes
+            for one in self._ranges
         )
 
     def _drop_other_arenas(self) -> None:
@@ -277,17 +315,9 @@ class _Range(NamedTuple):
     registered: object
 
 
-def _wait_for(mark: ComputeMark) -> None:
-    """No NIC knows of the streams of a GPU: the calling thread waits. Raises TransferFailed."""
-    pause = Event()
-    try:
-        for _ in range(round(DEADLINE_S / POLL_S)):
-            if mark is None or is_over(mark):
-                return
-            pause.wait(POLL_S)
-    except RuntimeError as error:
-        raise DeviceLost(f"what was computed before has failed: {first_line(error)}") from error
-    raise TransferFailed(f"what is computed before has not ended for {DEADLINE_S:.0f} s")
+def _has(memory: memoryview, part: memoryview) -> bool:
+    start, address = address_of(memory), address_of(part)
+    return start <= address and address + part.nbytes <= start + memory.nbytes
 
 
 def find_api() -> ModuleType | None:

@@ -27,7 +27,7 @@ from .mover import SectionMover, first_line
 from .nixl_mover import NixlMover, find_gdr_lacks
 from .per_block_mover import PerBlockMover
 from .pinned import ArenaPin, PinnedMemory
-from .section_kernels import find_kernels
+from .section_kernels import SectionKernels, find_kernels
 from .staged_mover import StagedMover
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,12 @@ def _find_mover(
 ) -> ChosenMover:
     """The fastest of this machine's. Raises MoverUnavailable. Of what is allocated to measure, and
     of movers that are not chosen, nothing is left when it returns."""
-    makers, problems = _list_makers(pool, layout, pinned, arena)
+    kernels = find_kernels(pool.memory, layout.sections[0].bytes)
+    makers, problems = list_makers(pool, layout, pinned, arena, kernels)
+    lacks = find_gdr_lacks()
+    if lacks:
+        del makers[NixlMover.name]
+        problems[NixlMover.name] = "it lacks " + "; ".join(lacks)
     widths = [section.bytes for section in layout.sections]
     with _lend_scratch(min(BLOCKS, pool.capacity_blocks) * layout.block_bytes, pinned) as part:
         chosen = make_fastest(makers, pool, widths, part, clock=clock)
@@ -161,17 +166,18 @@ def _choose_rows(
     )
 
 
-def _list_makers(
+def list_makers(
     pool: BlockPool,
     layout: BlockLayout,
     pinned: PinnedMemory,
     arena: Callable[[], memoryview | None],
-) -> tuple[dict[str, Callable[[], SectionMover]], dict[str, str]]:
-    """What makes those that this machine may have, the ones that are preferred among equals first;
-    and why it cannot have the others."""
-    runtime, kernels = open_runtime(), find_kernels()
+    kernels: SectionKernels,
+) -> tuple[dict[str, Callable[..., SectionMover]], dict[str, str]]:
+    """What makes those that these kernels allow, the ones that are preferred among equals first;
+    and why others cannot be had. A maker takes what else the mover may be told, by keyword."""
+    runtime = open_runtime()
     shared: dict[str, Any] = {"pool": pool, "layout": layout, "pinned": pinned, "runtime": runtime}
-    makers: dict[str, Callable[[], SectionMover]] = {
+    makers: dict[str, Callable[..., SectionMover]] = {
         StagedMover.name: partial(StagedMover, **shared, kernels=kernels),
         GatherMover.name: partial(GatherMover, **shared, kernels=kernels),
         BatchedMover.name: partial(BatchedMover, **shared),
@@ -180,10 +186,6 @@ def _list_makers(
     }
     problems: dict[str, str] = {}
     if not kernels.is_compiled:
-        problems[GatherMover.name] = "TileLang is not installed"
-    lacks = find_gdr_lacks()
-    if lacks:
-        problems[NixlMover.name] = "it lacks " + "; ".join(lacks)
-    for name in problems:
-        del makers[name]
+        del makers[GatherMover.name]
+        problems[GatherMover.name] = "no kernel could be compiled, for a reason that the log names"
     return makers, problems

@@ -269,11 +269,8 @@ class ArenaPin:
         start_s = self._clock()
         size_bytes = view.nbytes
         try:
-            if self._pinned is not None:
-                # First: while it is locked its pages are there, and the host has room for one.
-                old, self._pinned = self._pinned, None
-                self.status = PinStatus(problem="the arena is gone, another one is being locked")
-                self._memory.unpin(old)
+            # First: as long as it is mapped its pages are there, and the host has room for one.
+            self._let_go()
             lack = find_lack(missing_bytes(address_of(view), size_bytes), self._limits())
             if lack is not None:
                 raise ArenaNotPinned(size_bytes=size_bytes, reason=lack)
@@ -284,6 +281,14 @@ class ArenaPin:
         took_s = self._clock() - start_s
         self.status = PinStatus(pinned_bytes=size_bytes, took_s=took_s)
         log.info("arena pinned: %.2f GiB in %.2f s", size_bytes / 2**30, took_s)
+
+    def _let_go(self) -> None:
+        """Of the arena that is locked, and of its mapping: the range holds on to it, and when this
+        returns nothing has the range. Raises TransferFailed."""
+        if self._pinned is not None:
+            old, self._pinned = self._pinned, None
+            self.status = PinStatus(problem="the arena is gone, another one is being locked")
+            self._memory.unpin(old)
 
     def _look(self) -> None:
         """A part was not page-locked: is there another arena? One that could not be locked is tried

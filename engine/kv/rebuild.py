@@ -8,13 +8,16 @@ byte of all shards, so a block can only be rebuilt when everything of it has com
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvstore.client import ArenaRun, BlockLoss
 
 from ..errors import RebuiltWrong
 from .block_list import BlockList
 from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Rebuilder(Protocol):
@@ -57,6 +60,28 @@ def move_whole(
                 start = losses[first].block
                 part = memory[start * section.bytes : (start + end - first) * section.bytes]
                 transfers.append(mover.to_pool(part, index, blocks.cut(first, end), after=after))
+    except BaseException:
+        wait_to_end(*transfers)
+        raise
+    return transfers
+
+
+def move_parity(
+    mover: SectionMover,
+    run: ArenaRun,
+    losses: Sequence[BlockLoss],
+    target: torch.Tensor,
+    after: ComputeMark,
+) -> list[Transfer]:
+    """Copy the parity of these blocks of a run, one after the other, into memory of the mover's
+    device: uint8, contiguous, with a row of all parity shards for each block. Else as
+    `move_whole`."""
+    transfers: list[Transfer] = []
+    try:
+        for first, end in neighbours(losses):
+            start = losses[first].block
+            part = run.parity(start, start + end - first)
+            transfers.append(mover.copy_in(part, target[first:end], after=after))
     except BaseException:
         wait_to_end(*transfers)
         raise

@@ -70,7 +70,8 @@ def find_rebuilder(
 
         kernels = ShardKernels(pool.device, pool.block_bytes, k=k, m=m)
         times = measure(kernels, MEASURED_BLOCKS, clock=clock)
-    except (ImportError, InvalidRequest, RuntimeError) as error:
+    # An OSError is a kernel's that could not be compiled.
+    except (ImportError, InvalidRequest, RuntimeError, OSError) as error:
         log.warning("lost shards are rebuilt by the agent: %s", first_line(error))
         return None
     is_reader = choose_is_reader(times)
@@ -85,13 +86,15 @@ def find_rebuilder(
 
 
 def _find_code(client: BlockingAgentClient, namespace: Namespace) -> tuple[int, int] | None:
-    """k and m of the cluster: a run with room for its parity tells. None without an agent."""
+    """k and m of the cluster: a run with room for its parity tells. None, and a line in the log,
+    without an agent or without room."""
     try:
         run = client.lease_run(namespace, 1, has_parity_room=True)
     except STORE_ERRORS as error:
         log.warning("lost shards are rebuilt by the agent, which does not answer: %s", error)
         return None
     if run is None:
+        log.warning("lost shards are rebuilt by the agent, whose arena has no room at the moment")
         return None
     with run:
         return run.layout.code

@@ -13,6 +13,8 @@ from typing import Protocol
 
 import torch
 
+from .mover import first_line
+
 log = logging.getLogger(__name__)
 
 _WORD = torch.int64
@@ -47,7 +49,8 @@ class SectionKernels(Protocol):
 
 
 class CompiledKernels:
-    """TileLang's; raises ImportError where that is not installed."""
+    """TileLang's; raises ImportError where that is not installed. The first use of one compiles it:
+    RuntimeError or OSError where there is no compiler to do that."""
 
     is_compiled = True
 
@@ -131,13 +134,29 @@ class TorchKernels:
         torch.index_select(section, 0, block_ids, out=rows)
 
 
-def find_kernels() -> SectionKernels:
-    """The compiled ones, if there are any."""
+def find_kernels(pool: torch.Tensor, section_bytes: int) -> SectionKernels:
+    """The compiled ones for this pool, if there are any: the copy of its first section, of so many
+    bytes, is compiled and run. Where that does not work, the log says why."""
     try:
-        return CompiledKernels()
-    except ImportError as error:
-        log.warning("sections are scattered by PyTorch's own operations: %s", error)
+        kernels = CompiledKernels()
+        _try_one(kernels, pool, section_bytes)
+        return kernels
+    # An OSError is a compiler's that is not there, or of a folder for its files.
+    except (ImportError, RuntimeError, OSError) as error:
+        log.warning(
+            "sections are scattered by PyTorch's own operations: %s; compiled kernels need "
+            "TileLang, CUDA's nvcc and a C++ compiler",
+            first_line(error),
+        )
         return TorchKernels()
+
+
+def _try_one(kernels: SectionKernels, pool: torch.Tensor, section_bytes: int) -> None:
+    """Out of the pool, of which nothing changes."""
+    with torch.cuda.device_of(pool):  # type: ignore[no-untyped-call]
+        row = torch.empty((1, section_bytes), dtype=torch.uint8, device=pool.device)
+        ids = torch.zeros(1, dtype=torch.int32, device=pool.device)
+        kernels.gather(row, pool, ids, 0, 1)
 
 
 def _in_words(

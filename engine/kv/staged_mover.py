@@ -167,6 +167,8 @@ class StagedMover(CudaMover):
 def _prepare(lane: Lane, part: HostPart) -> torch.Tensor:
     """The ids on the device; the lane's kernels, of which this is the current stream, wait for
     them and for what the blocks have to wait for."""
+    # First: ids that are uploaded behind a pass might keep the calling thread as long.
+    ids = lane.ids_on_device(part.blocks)
     if part.after is not None:
         lane.kernels.wait_event(part.after)
-    return lane.ids_on_device(part.blocks)
+    return ids

@@ -23,11 +23,12 @@ from kvstore.policy import MISS, HitPlan
 
 from ..block_pool import BlockPool
 from ..errors import HandoverRefused
-from ..model_runner import Buffer, Part, WaitForSection, wait_for_nothing
+from ..model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from ..models.llama import LlamaModel
 from ..paged_kv import GatherBuffer, PagedKV, open_block_of
 from ..sampling import FloatArray
 from ..sequence import Sequence
+from ..window_record import WindowRecord
 from .marks import read_marks, write_marks
 from .section_gate import SectionGate
 
@@ -78,7 +79,7 @@ class LlamaRunner:
     def close(self, sequence: Sequence) -> None:
         """There is nothing to take back."""
 
-    def start_after(self, sequence: Sequence, plan: HitPlan, window: Buffer | None) -> None:
+    def start_after(self, sequence: Sequence, plan: HitPlan, window: Window | None) -> None:
         assert sequence.computed_tokens == 0, sequence.computed_tokens
         assert plan.replay_tokens == 0, plan
         assert window is None, "a dense model has no windows"
@@ -111,7 +112,7 @@ class LlamaRunner:
     def window_anchor(self, sequence: Sequence) -> int | None:
         return None
 
-    def copy_window(self, sequence: Sequence, anchor: int, into: memoryview) -> None:
+    def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
         raise AssertionError("a dense model has no windows")
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:

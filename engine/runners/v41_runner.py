@@ -8,15 +8,14 @@ replay leaves as they are. The formulas are `engine.models.deepseek_v41`'s.
 import hashlib
 from collections.abc import Sequence as Run
 
-import torch
-
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS, BlockLayout
 from kvstore.policy import MISS, WINDOW_RING_TOKENS, HitPlan, window_anchor_after_prefill
 
 from ..block_pool import BlockPool
 from ..errors import HandoverRefused, InvalidRequest
-from ..model_runner import Buffer, Part, WaitForSection, wait_for_nothing
+from ..kv.cuda_streams import mark_current
+from ..model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from ..models.deepseek_v41.handover import (
     has_window,
     open_block_bytes,
@@ -30,6 +29,7 @@ from ..models.deepseek_v41.rows import Chunk
 from ..models.deepseek_v41.state import SequenceState, StatePool
 from ..sampling import FloatArray
 from ..sequence import Sequence
+from ..window_record import WindowRecord
 from .marks import read_marks, write_marks
 
 DECODER_TAIL_TOKENS = 140
@@ -117,7 +117,7 @@ class V41Runner:
             self._states.release(sequence.state)
             sequence.state = None
 
-    def start_after(self, sequence: Sequence, plan: HitPlan, window: Buffer | None) -> None:
+    def start_after(self, sequence: Sequence, plan: HitPlan, window: Window | None) -> None:
         assert (window is None) == (plan.window_anchor is None), "a window, or none, as planned"
         assert plan.window_anchor in (None, plan.hit_tokens), plan
         stored_tokens = plan.hit_tokens + plan.replay_tokens
@@ -127,7 +127,7 @@ class V41Runner:
         if plan.hit_tokens:
             state.start_at(plan.hit_tokens, self._model.recent_ids_of(before))
         if window is not None:
-            restore_window(state, window)
+            restore_window(state, window.memory if isinstance(window, WindowRecord) else window)
         sequence.hit = plan
         sequence.computed_tokens = plan.hit_tokens
 
@@ -165,9 +165,9 @@ class V41Runner:
         anchor = sequence.computed_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         return anchor if has_window(state, anchor) else None
 
-    def copy_window(self, sequence: Sequence, anchor: int, into: memoryview) -> None:
-        state = self._state_of(sequence)
-        state.copy_stored_window(anchor, torch.frombuffer(into, dtype=torch.uint8))
+    def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
+        record = self._state_of(sequence).copy_stored_window(anchor)
+        return WindowRecord(record, mark_current(record.device))
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:
         assert into is not None, "a state slot has to go too"

@@ -4,11 +4,11 @@ A block is in the pool only until it is copied; what then becomes of it the agen
 several runs are under way while the next one is filled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
+import torch
 
 from kvstore.client import ArenaRun, BlockingAgentClient, RunOperation, SaveResult
 from kvstore.key import Namespace
@@ -16,9 +16,15 @@ from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
 from ..errors import TransferFailed
-from ..kv.block_list import BlockList
 from ..kv.memcpy_mover import MemcpyMover
-from ..kv.mover import ComputeMark, SectionMover, Transfer, wait_for_compute, wait_to_end
+from ..kv.mover import (
+    ComputeMark,
+    SectionMover,
+    Transfer,
+    move_out,
+    wait_for_compute,
+    wait_to_end,
+)
 from ..save_receipt import SaveReceipt
 from ..store_faults import STORE_ERRORS, StoreFaults
 from .threaded_sink import SaveJob, SinkLimits, ThreadedSink, WindowJob
@@ -68,6 +74,9 @@ class AgentSink(ThreadedSink):
         """Hand the blocks over, as many in a run as it has room for."""
         done = 0
         try:
+            # Before a run is leased: room in the arena would else be idle for a pass, or written
+            # to by a transfer that begins when it is somebody else's.
+            wait_for_compute(job.after)
             while done < len(job.block_ids):
                 handed_over = self._save_some(job, done)
                 if handed_over == 0:
@@ -90,7 +99,8 @@ class AgentSink(ThreadedSink):
             return 0
         with run:
             block_ids = job.block_ids[done : done + run.blocks]
-            self._fill(run, block_ids, job.after)
+            sections = range(len(self._namespace.layout.sections))
+            move_out(self._mover, [run.section(number) for number in sections], block_ids)
             first_block = job.first_block + done
             saving = self._client.save_run(
                 self._namespace,
@@ -104,19 +114,6 @@ class AgentSink(ThreadedSink):
             self._runs_under_way += 1
         saving.when_done(partial(self._settle, job.receipt, len(block_ids), saving))
         return len(block_ids)
-
-    def _fill(self, run: ArenaRun, block_ids: Sequence[int], after: ComputeMark) -> None:
-        """Every section is started before the first one is waited for; when this ends, by an error
-        too, nothing writes to the run any more."""
-        wait_for_compute(after)
-        blocks = BlockList(block_ids)
-        transfers: list[Transfer] = []
-        try:
-            for section in range(len(self._namespace.layout.sections)):
-                part = run.section(section)
-                transfers.append(self._mover.from_pool(part, section, blocks, after=after))
-        finally:
-            wait_to_end(*transfers)
 
     def _wait_for_runs(self) -> bool:
         """Whether another run may be handed over, now or soon: each of them ends by its
@@ -147,29 +144,33 @@ class AgentSink(ThreadedSink):
         assert self._window_layout is not None, "a model without window state"
         try:
             is_kept = self._put_window(job)
-        except STORE_ERRORS as error:
+        except (*STORE_ERRORS, TransferFailed) as error:
             self._faults.note("put window", error)
             is_kept = False
         if not is_kept:
             self._note_dropped_window()
 
     def _put_window(self, job: WindowJob) -> bool:
+        wait_for_compute(job.record.after)  # before a run is leased, as in `_save`
         run = self._client.lease_window(self._namespace, deadline_s=self._limits.lease_deadline_s)
         if run is None:
             return False
         with run:
-            _fill_record(run, job.record)
+            self._copy_record(run, job.record.memory)
             return self._client.put_window(
                 self._namespace, job.key, run, deadline_s=self._limits.lease_deadline_s
             )
 
-
-def _fill_record(run: ArenaRun, record: memoryview) -> None:
-    """Copy a record, the sections of one block one after the other, into a run of one block."""
-    source = np.frombuffer(record, np.uint8)
-    assert len(source) == run.layout.layout.block_bytes, (len(source), run)
-    at = 0
-    for index, section in enumerate(run.layout.layout.sections):
-        target = np.frombuffer(run.section(index), np.uint8)
-        np.copyto(target, source[at : at + section.bytes])
-        at += section.bytes
+    def _copy_record(self, run: ArenaRun, record: torch.Tensor) -> None:
+        """Copy a record, the sections of one block one after the other, into a run of one block.
+        When this ends, by an error too, nothing writes to the run any more."""
+        layout = run.layout.layout
+        assert len(record) == layout.block_bytes, (len(record), run)
+        transfers, at = list[Transfer](), 0
+        try:
+            for index, section in enumerate(layout.sections):
+                part = record[at : at + section.bytes]
+                transfers.append(self._mover.copy_out(part, run.section(index)))
+                at += section.bytes
+        finally:
+            wait_to_end(*transfers)

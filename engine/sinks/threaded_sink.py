@@ -19,6 +19,7 @@ from ..errors import EngineClosed
 from ..kv.mover import ComputeMark
 from ..save_receipt import SaveReceipt
 from ..store_faults import StoreFaults
+from ..window_record import WindowRecord
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class WindowJob:
     """Window state at the end of the block that has the key."""
 
     key: bytes
-    record: memoryview
+    record: WindowRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class SinkLimits:
     """Blocks that wait; those of the save that is running come on top."""
 
     queue_windows: int = 16
-    """Window records that wait; each is some megabytes of the engine's memory."""
+    """Window records that wait; each is some megabytes of the engine's device."""
 
     lease_blocks_max: int = 64
     """Blocks that are handed over in one run."""
@@ -146,7 +147,7 @@ class ThreadedSink(ABC):
                 self._drop(self._jobs[0])
             self._changed.notify_all()
 
-    def save_window(self, key: bytes, record: memoryview) -> None:
+    def save_window(self, key: bytes, record: WindowRecord) -> None:
         """See SaveSink. Raises EngineClosed after `close`."""
         with self._changed:
             self._check("save window state")

@@ -11,12 +11,12 @@ from kvstore.policy import MISS, HitPlan
 
 from ..block_pool import BlockPool
 from ..errors import TransferFailed
-from ..kv.mover import ComputeMark, Transfer
+from ..kv.mover import ComputeMark, Transfer, wait_for_compute
 from ..prefix_source import LoadEvent, LoadFellShort, LoadOutcome, LoadStep, PrefixFound
 
 CONFIRM_WAIT_S = 5.0
-"""For a GPU to come to the end of transfers that were all started, behind whatever it had been
-given to do before. The store has nothing to do with it: a run that was lost is told at once."""
+"""For a GPU to come to the end of transfers that were all started, from when it has done what it
+had been given before. The store has nothing to do with it: a run that was lost is told at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +156,13 @@ class ThreadedLoad:
             raise LoadFellShort from error
 
     def confirm(self) -> None:
+        if self._is_confirmed:
+            return
+        try:
+            # A pass that the transfers stand behind may take longer than they may.
+            wait_for_compute(self.order.after)
+        except TransferFailed as error:  # the next pass meets it too
+            raise LoadFellShort from error
         with self._changed:
             end_s = self._clock() + CONFIRM_WAIT_S
             while not self._is_confirmed:

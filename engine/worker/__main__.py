@@ -92,6 +92,14 @@ MustPinOption = Annotated[
 GraceOption = Annotated[
     float, typer.Option(min=0.0, max=86_400.0, help="seconds after SIGTERM until the rest moves")
 ]
+ReadDeadlineOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        max=86_400.0,
+        help="seconds that a client may be behind with reading its answer; it is let go then (30)",
+    ),
+]
 MetricsOption = Annotated[
     str | None,
     typer.Option(help="serve /metrics for Prometheus there, without a token", metavar="HOST:PORT"),
@@ -104,6 +112,7 @@ TicketKeyOption = Annotated[
         metavar="FILE",
     ),
 ]
+CheckOnlyOption = Annotated[bool, typer.Option("--check-only", help="check the options, and end")]
 LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="write each log line as a JSON object")
 ]
@@ -130,9 +139,11 @@ def engine(
     device: DeviceOption = "cpu",
     must_pin: MustPinOption = False,
     grace: GraceOption = 60.0,
+    read_deadline: ReadDeadlineOption = None,
     metrics: MetricsOption = None,
     ticket_key: TicketKeyOption = None,
     is_log_json: LogJsonOption = False,
+    is_check: CheckOnlyOption = False,
 ) -> None:
     options = WorkerOptions(
         role=role,
@@ -152,10 +163,13 @@ def engine(
         device=device,
         must_pin=must_pin,
         grace_s=grace,
+        read_deadline_s=read_deadline,
         metrics=metrics,
         ticket_key=b"" if ticket_key is None else read_ticket_key(ticket_key),
         is_log_json=is_log_json,
     )
+    if is_check:
+        return
     prepare_environment()
     # Only now: it brings libraries that look at the environment.
     from .main import run_worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,8 +31,12 @@ class ConnectionBounds:
     """For its message to come; for one beyond SMALL_BYTES, for each of the two parts of it."""
     large_wait_s: float = 10.0
     """Between these, until fewer others are read; it is refused then."""
+    large_stall_s: float = 2.0
+    """In the second part, for each piece of SMALL_BYTES."""
     unsent_bytes_max: int = 256 << 10
     """Answers that it has not read when the next one comes; it is a slow reader then."""
+    unsent_s: float = 30.0
+    """How far behind it may be, however little that is."""
     last_answer_s: float = 10.0
     """For the last answer to be read."""
 
@@ -46,6 +51,31 @@ class Receptionist(Protocol):
         """The client is gone, or is not to get more."""
 
 
+class UnsentAge:
+    """How long a client has been behind with what was written for it.
+
+    It remembers where the stream ends, and, once all is sent up to there, where it ends then. So it
+    needs no list of times, and what is not sent is at most twice as old as the bound.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._written_bytes = 0
+        self._end_bytes = 0
+        self._end_s = clock()
+
+    def note_written(self, count: int) -> None:
+        """So many bytes more are on their way."""
+        self._written_bytes += count
+
+    def measure_s(self, unsent_bytes: int) -> float:
+        """Seconds since the stream had an end that is not sent yet; 0 if it is sent."""
+        now_s = self._clock()
+        if self._written_bytes - unsent_bytes >= self._end_bytes:
+            self._end_bytes, self._end_s = self._written_bytes, now_s
+        return now_s - self._end_s
+
+
 class Connection:
     """Belongs to the event loop. `request_id` names its request in this worker."""
 
@@ -56,6 +86,7 @@ class Connection:
         writer: asyncio.StreamWriter,
         bounds: ConnectionBounds,
         large: LargeFrames,
+        clock: Callable[[], float],
     ) -> None:
         """`large`: how many long messages the worker reads at one time."""
         self.request_id = request_id
@@ -67,6 +98,7 @@ class Connection:
         self._writer = writer
         self._bounds = bounds
         self._large = large
+        self._unsent = UnsentAge(clock)
         self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serve(self, receptionist: Receptionist) -> None:
@@ -92,17 +124,24 @@ class Connection:
         """Send an answer; nothing happens after the last one, or when the client is gone."""
         if self.has_ended:
             return
-        unsent_bytes = self._writer.transport.get_write_buffer_size()
-        if unsent_bytes > self._bounds.unsent_bytes_max:
+        if self._does_not_read():
             log.warning("request=%s: its client does not read its answer", self.request_id)
             self.has_ended = True
             receptionist.abandon(self)
             self._writer.transport.abort()
             return
-        self._writer.write(encode_frame(answer))
+        frame = encode_frame(answer)
+        self._unsent.note_written(len(frame))
+        self._writer.write(frame)
         if not isinstance(answer, Tokens):
             self.has_ended = True
             self._answered.set_result(None)
+
+    def _does_not_read(self) -> bool:
+        """Asked when the next answer comes: as long as none does, its sequence costs no step."""
+        unsent_bytes = self._writer.transport.get_write_buffer_size()
+        is_late = self._unsent.measure_s(unsent_bytes) > self._bounds.unsent_s
+        return is_late or unsent_bytes > self._bounds.unsent_bytes_max
 
     async def _wait_for_end(self) -> None:
         """Until the last answer was given, or the client does anything: it has nothing more to say

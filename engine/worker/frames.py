@@ -17,9 +17,14 @@ class LargeFramesBusy(Exception):
 
 
 class LargeFrames:
-    """Bounds how many frames beyond SMALL_BYTES are read at one time; more wait, `wait_s` each."""
+    """Bounds how many frames beyond SMALL_BYTES are read at one time; more wait, `wait_s` each.
 
-    def __init__(self, at_once: int, *, wait_s: float) -> None:
+    `stall_s`: within so long each further piece of SMALL_BYTES must come, or the turn is over: who
+    sends no more keeps the others waiting for no longer than that.
+    """
+
+    def __init__(self, at_once: int, *, wait_s: float, stall_s: float) -> None:
+        self.stall_s = stall_s
         self._turns = asyncio.Semaphore(at_once)
         self._wait_s = wait_s
 
@@ -47,7 +52,8 @@ async def read_frame(
     A frame waits for its turn in `large` once its first SMALL_BYTES are here: who only announces
     one holds nothing that others need. `deadline_s` is for what comes before that wait, and again
     for what comes after it. Raises MalformedMessage, also for a stream that ends inside a frame;
-    TimeoutError after `deadline_s`; LargeFramesBusy; OSError of the connection.
+    TimeoutError after `deadline_s`, or for a turn that is over; LargeFramesBusy; OSError of the
+    connection.
     """
     try:
         async with asyncio.timeout(deadline_s):
@@ -59,6 +65,15 @@ async def read_frame(
                 return await reader.readexactly(length)
             first = await reader.readexactly(SMALL_BYTES)
         async with large.turn(), asyncio.timeout(deadline_s):
-            return first + await reader.readexactly(length - SMALL_BYTES)
+            return first + await _read_pieces(reader, length - SMALL_BYTES, large.stall_s)
     except asyncio.IncompleteReadError:
         raise MalformedMessage("the stream ends inside a message") from None
+
+
+async def _read_pieces(reader: asyncio.StreamReader, length: int, piece_s: float) -> bytes:
+    """So many bytes. Raises TimeoutError, asyncio.IncompleteReadError."""
+    found = bytearray()
+    while len(found) < length:
+        async with asyncio.timeout(piece_s):
+            found += await reader.readexactly(min(length - len(found), SMALL_BYTES))
+    return bytes(found)

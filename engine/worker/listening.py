@@ -18,6 +18,9 @@ LISTEN_BACKLOG = 1024
 LOST_HOST_S = 60
 """A TCP client from whose host nothing comes for so long is gone."""
 PROBES = 4
+UNSENT_BYTES = 16 << 10
+"""That the system takes of a TCP connection's answers beyond what the client's host has room for: a
+client that does not read is to be noticed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ def listen(address: WorkerAddress) -> Iterator[Listening]:
     with made as listener:
         listener.setblocking(False)
         _notice_lost_hosts(listener)
+        # Inherited by its connections too.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         yield Listening(listener, lambda: None)
 
 

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import stat
 import sys
 import time
 from collections.abc import Awaitable
@@ -26,13 +25,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvstore.event_log import set_up_logging
 from kvstore.metrics.server import MetricsServer
-from kvstore.socket_file import check_socket_path
 
-from ..errors import DeviceLost, EngineError, InvalidRequest, MissingModel
+from ..errors import DeviceLost, EngineError
 from ..garbage import freeze_loaded_objects
+from ..given_paths import check_agent_path, check_model_path
 from ..model_identity import identity_of
 from ..threads import set_threads_for
 from .address import WorkerAddress
+from .connection import ConnectionBounds
 from .listening import Listening, listen
 from .metric_table import ENGINE_TABLE
 from .options import Role, WorkerOptions
@@ -93,7 +93,9 @@ def run_worker(options: WorkerOptions) -> int:
         if options.metrics is not None:
             server = MetricsServer.listen("--metrics", options.metrics, ENGINE_TABLE)
             metrics = stack.enter_context(server)
-        _check_paths(options)
+        check_model_path(options.model)
+        if options.agent is not None:
+            check_agent_path(options.agent)
         from .assembly import open_engine
 
         set_threads_for(options.model, options.threads)
@@ -105,22 +107,6 @@ def run_worker(options: WorkerOptions) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     log.info("stopped engine=%s", options.name)
     return 0
-
-
-def _check_paths(options: WorkerOptions) -> None:
-    """That model and agent could be there. Raises MissingModel, InvalidRequest, InvalidArgument."""
-    if not options.model.exists():
-        raise MissingModel(options.model, "there is no such file or folder")
-    if options.agent is None:
-        return
-    check_socket_path(options.agent, "--agent")
-    # One that is not there yet may come: the worker computes everything until then.
-    if options.agent.exists() and not stat.S_ISSOCK(options.agent.stat().st_mode):
-        raise InvalidRequest(
-            "--agent",
-            given=f"{options.agent}, which is no socket",
-            expected="the socket of this host's agent",
-        )
 
 
 def _stop_at_once(number: int, _frame: object) -> NoReturn:
@@ -154,7 +140,7 @@ async def _serve(
         model=_describe_model(options, engine),
         since_s=time.monotonic(),
     )
-    server = WorkerServer(thread, describe=describe)
+    server = WorkerServer(thread, describe=describe, bounds=_choose_bounds(options))
     thread.start(LoopOutbox(loop, server.deliver).post)
     read_status = partial(_read_status, loop, server)
     try:
@@ -168,6 +154,13 @@ async def _serve(
         server.close()
         if not thread.stop(STOP_DEADLINE_S):
             _give_up(options)
+
+
+def _choose_bounds(options: WorkerOptions) -> ConnectionBounds:
+    """What one client may cost."""
+    if options.read_deadline_s is None:
+        return ConnectionBounds()
+    return ConnectionBounds(unsent_s=options.read_deadline_s)
 
 
 def _give_up(options: WorkerOptions) -> NoReturn:

@@ -15,6 +15,7 @@ from ..scheduler.cost import PrefillCost
 from .address import WorkerAddress
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+DEVICE_PATTERN = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 MEMORY_BYTES_MIN = 1 << 20
 
 
@@ -55,6 +56,8 @@ class WorkerOptions:
     must_pin: bool = False
     """With a GPU: an arena that cannot be page-locked is an error, not just slow."""
     grace_s: float = 60.0
+    read_deadline_s: float | None = None
+    """How far behind a client may be with reading; None for that of `ConnectionBounds`."""
     metrics: str | None = None
     """HOST:PORT where /metrics is served."""
     is_log_json: bool = False
@@ -67,6 +70,10 @@ class WorkerOptions:
         if not NAME_PATTERN.fullmatch(self.name):
             expected = "1 to 32 letters, digits, dots, dashes and underscores"
             raise InvalidRequest("--name", given=repr(self.name), expected=expected)
+        if not DEVICE_PATTERN.fullmatch(self.device):
+            # Whether the device is there the tensor library knows.
+            expected = "cpu, cuda, or cuda: and a number"
+            raise InvalidRequest("--device", given=repr(self.device)[:80], expected=expected)
         if self.pool_blocks is not None and self.pool_bytes is not None:
             raise InvalidRequest("--pool-memory", given="--pool-blocks too", expected="one of them")
         if self.pool_bytes is not None and self.pool_bytes < MEMORY_BYTES_MIN:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -75,13 +76,19 @@ class WorkerServer:
         *,
         describe: Callable[[], dict[str, Any]],
         bounds: ConnectionBounds | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_draining = False
         self.counts = ServerCounts()
         self._desk = desk
         self._describe = describe
         self._bounds = bounds or ConnectionBounds()
-        self._large = LargeFrames(LARGE_MESSAGES_MAX, wait_s=self._bounds.large_wait_s)
+        self._clock = clock
+        self._large = LargeFrames(
+            LARGE_MESSAGES_MAX,
+            wait_s=self._bounds.large_wait_s,
+            stall_s=self._bounds.large_stall_s,
+        )
         self._numbers = count(1)
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         """Of connections that are open."""
@@ -165,7 +172,7 @@ class WorkerServer:
         task = asyncio.current_task()
         assert task is not None
         request_id = f"r{next(self._numbers)}"
-        connection = Connection(request_id, reader, writer, self._bounds, self._large)
+        connection = Connection(request_id, reader, writer, self._bounds, self._large, self._clock)
         self._tasks[task] = connection
         try:
             await connection.serve(self)

@@ -3,7 +3,11 @@
 As there, the channels that share a scale are multiplied together, which is exact in float32 in any
 order, and everything else is elementwise in an order written out: so a score is the same on a CPU
 and on a GPU, and does not depend on the shapes of the products.
+
+`unpack` makes numbers of the keys' bytes: the reference, or a kernel that gives the same bits.
 """
+
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +28,7 @@ def score_entries(
     tiles: RowTiles,
     *,
     width: int | None = None,
+    unpack: Callable[..., torch.Tensor] = dequantise_index_entries,
 ) -> torch.Tensor:
     """As the reference; without `width` the device is asked for it."""
     queries, heads, _ = q_TIJ.shape
@@ -32,9 +37,7 @@ def score_entries(
     scores_TG = q_TIJ.new_empty(queries, width)
     if width == 0:
         return scores_TG
-    keys_GJ = dequantise_index_entries(
-        _first_rows(keys.data, width), _first_rows(keys.scales, width)
-    )
+    keys_GJ = unpack(_first_rows(keys.data, width), _first_rows(keys.scales, width), q_TIJ.dtype)
     position_G = torch.arange(width, device=q_TIJ.device)
     step = max(1, PIECE_VALUES // (heads * width))
     for first in range(0, queries, step):
@@ -53,6 +56,8 @@ def score_candidates(
     keys: IndexKeys,
     candidates_TP: torch.Tensor,
     tiles: RowTiles,
+    *,
+    unpack: Callable[..., torch.Tensor] = dequantise_index_entries,
 ) -> torch.Tensor:
     """As the reference; the keys of each query are unpacked for it alone."""
     queries, heads, channels = q_TIJ.shape
@@ -62,7 +67,7 @@ def score_candidates(
     for first in range(0, queries, step):
         some = slice(first, first + step)
         rows_TP = candidates_TP[some]
-        keys_TPJ = keys.read(rows_TP.clamp(min=0), q_TIJ.dtype)
+        keys_TPJ = keys.read(rows_TP.clamp(min=0), q_TIJ.dtype, unpack=unpack)
         dots_TIP = _dots(q_TIJ[some], keys_TPJ).relu_().mul_(head_weights_TI[some, :, None])
         scores_TP[some] = _sum_heads(dots_TIP).masked_fill(rows_TP < 0, float("-inf"))
     return scores_TP

@@ -1,5 +1,6 @@
 """The back end for a GPU as a value. Operations that are not here run as the reference writes them:
-they are elementwise, or small, and know no device."""
+they are elementwise, or small, and know no device. Bytes of cache rows are made and read by chains
+of them; `kernels.gpu.operations` has a kernel for each."""
 
 import dataclasses
 

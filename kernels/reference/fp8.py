@@ -3,8 +3,9 @@
 A group is a run of channels that share one scale. Two kinds of scale are in use: UE8M0, a byte b
 that stands for 2^(b - 127), and E4M3 (see `main_entries`). All arithmetic is float32. Only
 divisions are not exact, and a quotient that is rounded to float32 never falls on a tie of the
-format that it was not on: the bytes are those of exact arithmetic. Not for FP4 values (`fp4`) and
-not for the order of bytes in a row (a module for each kind of row).
+format that it was not on: the bytes are those of exact arithmetic, on every device. They are
+divisions by tensors, therefore: by a number of Python's a GPU multiplies with its rounded inverse.
+Not for FP4 values (`fp4`) and not for the order of bytes in a row (a module for each kind of row).
 
 Infinity and NaN: a group that holds one has no amax, so its scale is NaN (byte 0xFF in UE8M0, 0x7F
 in E4M3), all its codes are 0, and the whole group reads back as NaN. A bad number is never stored

@@ -13,6 +13,7 @@ too. Queries that are not on the FP4 grid get scores as good as float32 gives, w
 Not for choosing by the scores: that is `selection`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +38,16 @@ class IndexKeys:
     data: PagedRows
     scales: PagedRows
 
-    def read(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Keys [*rows.shape, J] of entries `rows` (int64, each 0 or more)."""
-        return dequantise_index_entries(self.data.read(rows), self.scales.read(rows), dtype)
+    def read(
+        self,
+        rows: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        unpack: Callable[..., torch.Tensor] = dequantise_index_entries,
+    ) -> torch.Tensor:
+        """Keys [*rows.shape, J] of entries `rows` (int64, each 0 or more); `unpack` makes numbers
+        of bytes."""
+        return unpack(self.data.read(rows), self.scales.read(rows), dtype)
 
 
 def score_entries(

@@ -43,8 +43,9 @@ def round_main_entries(x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def _encode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = fp8.split_groups(x, GROUP_CHANNELS)
+    amax = fp8.find_amax(groups, AMAX_MIN)
     # Conversions to E4M3 differ in what they make of numbers above 448: 448 or NaN.
-    scales = (fp8.find_amax(groups, AMAX_MIN) / fp4.E2M1_MAX).clamp(max=fp8.E4M3_MAX)
+    scales = (amax / amax.new_full((), fp4.E2M1_MAX)).clamp(max=fp8.E4M3_MAX)
     scale_codes = fp8.encode_e4m3(scales)
     scaled = fp8.divide_by_scales(groups, fp8.decode_e4m3(scale_codes))
     return fp4.encode_e2m1(scaled), scale_codes

@@ -1,27 +1,41 @@
 """`cachalot down`: ends what `cachalot up` started, and nothing else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidArgument
+from .down_report import (
+    StoppedProcesses,
+    render_json,
+    render_line,
+    render_lines,
+    render_plan,
+    render_stopped,
+)
 from .folder_option import parse_folder
 from .local_agents import stop_agents
 from .local_engines import stop_engines
 from .local_folder import LocalFolder
 from .node_process import AGENT, ENGINE, GC_WORKER, StopDeadlines
-from .node_stop import StoppedNode, find_process, stop_nodes
+from .node_stop import find_process, stop_nodes
 from .output import write_json, write_remark, write_result
-from .quantities import count_of, format_size
 
 if TYPE_CHECKING:
     from .wipe import WipePlan
 
-SHOWN_PATHS_MAX = 40
-
+FolderOption = Annotated[
+    Path,
+    typer.Option("--dir", help="Folder that was given to `up`.", metavar="D", parser=parse_folder),
+]
+WipeOption = Annotated[
+    bool, typer.Option("--wipe", help="Remove what the nodes stored, and the map.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
+]
 NodeOption = Annotated[
     str | None, typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME")
 ]
@@ -29,47 +43,36 @@ AgentOption = Annotated[
     str | None, typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME")
 ]
 EngineOption = Annotated[
-    str | None, typer.Option(help="Stop this engine only; `up` starts it again.", metavar="NAME")
+    str | None,
+    typer.Option(help="Drain and stop this engine only; `up` starts it again.", metavar="NAME"),
+]
+RemoveOption = Annotated[
+    bool,
+    typer.Option(
+        "--remove", help="With --engine: the cluster has it no more. Its log is removed too."
+    ),
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(help="How long after SIGTERM to send SIGKILL.", metavar="S", min=0.1, max=3600.0),
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoppedProcesses:
-    """What became of each process, as the JSON output has it."""
-
-    nodes: list[dict[str, Any]] = field(default_factory=list)
-    workers: list[dict[str, Any]] = field(default_factory=list)
-    agents: list[dict[str, Any]] = field(default_factory=list)
-    engines: list[dict[str, Any]] = field(default_factory=list)
-
-
 def down(
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--dir", help="Folder that was given to `up`.", metavar="D", parser=parse_folder
-        ),
-    ],
-    wipe: Annotated[
-        bool, typer.Option("--wipe", help="Remove what the nodes stored, and the map.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
-    ] = False,
+    folder: FolderOption,
+    wipe: WipeOption = False,
+    dry_run: DryRunOption = False,
     node: NodeOption = None,
     agent: AgentOption = None,
     engine: EngineOption = None,
-    wait_s: Annotated[
-        float,
-        typer.Option(
-            help="How long after SIGTERM to send SIGKILL.", metavar="S", min=0.1, max=3600.0
-        ),
-    ] = 20.0,
+    is_removal: RemoveOption = False,
+    wait_s: WaitOption = 20.0,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Stop the nodes, agents and engines of a local cluster, or one of them.
 
     What they stored stays for the next `up`, except with --wipe. May be run again.
+    `down --engine d02 --remove` takes an engine out of the cluster: `up --engines` adds one.
     """
     place = LocalFolder(folder)
     places = place, place.of(GC_WORKER), place.of(AGENT), place.of(ENGINE)
@@ -77,6 +80,9 @@ def down(
     is_recorded = any(one.recorded_nodes() for one in places)
     _check_choice({"--node": node, "--agent": agent, "--engine": engine, "--wipe": wipe or None})
     _check_names(place, node=node, agent=agent, engine=engine)
+    if is_removal:
+        _remove_engine(place, engine, wait_s, dry_run=dry_run, is_json=is_json)
+        return
     if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
@@ -101,7 +107,7 @@ def down(
         lines = render_lines(stopped, plan, dry_run=dry_run)
         if agent is not None or engine is not None:
             ended = [*stopped.agents, *stopped.engines]
-            lines = [*map(_render_line, ended)] or [f"{only}: not running"]
+            lines = [*map(render_line, ended)] or [f"{only}: not running"]
         write_result("\n".join(lines))
         if only is not None:
             write_remark(f"`cachalot up --dir {place.path}` starts {only} again")
@@ -176,6 +182,36 @@ def _stop(
     return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
+def _remove_engine(
+    place: LocalFolder, engine: str | None, wait_s: float, *, dry_run: bool, is_json: bool
+) -> None:
+    """Take an engine out of the folder: it is drained and stopped, and its files go."""
+    from .engine_plan import name_engines, remove_engine
+    from .wipe import apply_wipe, plan_engine_removal
+
+    if engine is None:
+        raise InvalidArgument("--remove", given="without --engine", expected="the engine to remove")
+    with place.locked():
+        left = remove_engine(place.read_engine_options(), engine)
+        stopped = StoppedProcesses(
+            engines=_stop(place.of(ENGINE), StopDeadlines(term_s=wait_s), engine, dry_run=dry_run)
+        )
+        plan = plan_engine_removal(place, engine)
+        if not dry_run:
+            apply_wipe(plan)
+            # Last: as long as it has the engine, a removal that broke off can be run again.
+            place.write_engine_options(left)
+    names = [one.name for one in name_engines(left)]
+    if is_json:
+        found = {"removed_engine": engine, "engines_left": names}
+        write_json(render_json(stopped, plan, dry_run=dry_run) | found)
+        return
+    lines = [*map(render_line, stopped.engines)] or [f"{engine}: not running"]
+    write_result("\n".join([*lines, *render_plan(plan, dry_run=dry_run)]))
+    has = "would have" if dry_run else "has"
+    write_remark(f"the cluster {has} {', '.join(names) or 'no engine'}; `up --engines` adds one")
+
+
 def _answer_without_cluster(place: LocalFolder, *, dry_run: bool, is_json: bool) -> None:
     # What was wanted is so, as after a `down --wipe`. The path is shown, in case it is misspelt.
     if is_json:
@@ -197,17 +233,6 @@ def plan_stop(place: LocalFolder, names: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def render_stopped(node: StoppedNode) -> dict[str, Any]:
-    """One node of the JSON output."""
-    return {"node": node.node, "pid": node.pid, "outcome": node.outcome.value}
-
-
-def _render_line(one: dict[str, Any]) -> str:
-    """What became of one node or agent, for a person."""
-    pid = "" if one["pid"] is None else f" (process {one['pid']})"
-    return f"{one['node']}: {one['outcome']}{pid}"
-
-
 def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
     from ..cluster.map import load_cluster_map
     from .wipe import apply_wipe, plan_wipe
@@ -223,45 +248,3 @@ def _wipe(place: LocalFolder, *, dry_run: bool) -> "WipePlan":
     if not dry_run:
         apply_wipe(plan)
     return plan
-
-
-def render_json(
-    stopped: StoppedProcesses, plan: "WipePlan | None", *, dry_run: bool
-) -> dict[str, Any]:
-    """The JSON object of `cachalot down --json`. With `is_dry_run` nothing of it was done."""
-    return {
-        "is_dry_run": dry_run,
-        "nodes": stopped.nodes,
-        "workers": stopped.workers,
-        "agents": [_rename(one, AGENT.noun) for one in stopped.agents],
-        "engines": [_rename(one, ENGINE.noun) for one in stopped.engines],
-        "removed_paths": [] if plan is None else [str(path) for path in plan.files],
-        "removed_bytes": 0 if plan is None else plan.freed_bytes,
-        "kept_paths": [] if plan is None else [str(path) for path in plan.kept],
-    }
-
-
-def _rename(one: dict[str, Any], noun: str) -> dict[str, Any]:
-    return {noun: one["node"], "pid": one["pid"], "outcome": one["outcome"]}
-
-
-def render_lines(stopped: StoppedProcesses, plan: "WipePlan | None", *, dry_run: bool) -> list[str]:
-    """The same for a person."""
-    lines = [*map(_render_line, [*stopped.nodes, *stopped.agents, *stopped.engines])]
-    if not any(node["outcome"] != "not running" for node in stopped.nodes):
-        lines.append("no node was running")
-    ended = [worker for worker in stopped.workers if worker["outcome"] != "not running"]
-    if ended:
-        outcomes = sorted({worker["outcome"] for worker in ended})
-        lines.append(f"{count_of(len(ended), 'gc_worker')}: {' or '.join(outcomes)}")
-    if plan is not None:
-        if dry_run:
-            lines += [f"would be removed: {path}" for path in plan.files[:SHOWN_PATHS_MAX]]
-            hidden = len(plan.files) - SHOWN_PATHS_MAX
-            more = f"... and {count_of(hidden, 'more file')} (--json lists all)"
-            lines += [more] if hidden > 0 else []
-        lines += [f"not ours, stays: {path}" for path in plan.kept[:SHOWN_PATHS_MAX]]
-        verb = "would be removed" if dry_run else "removed"
-        files = count_of(len(plan.files), "file")
-        lines.append(f"{files} {verb}, {format_size(plan.freed_bytes)}")
-    return lines

@@ -64,7 +64,7 @@ def drain(
     """
     from .policy_change import report_change
 
-    _check_is_no_engine(cluster, node)
+    _check_node(cluster, node)
     signature = {"who": who_asks(who), "why": why}
     if is_dry_run:
         change = _try(cluster, node, **signature, is_undo=is_undo)
@@ -74,9 +74,11 @@ def drain(
     if is_undo:
         report_change(_send(plane, "DELETE", node, signature), is_json=is_json, is_dry_run=False)
         return
-    endpoint = _find_worker(cluster_map, plane, node, control) if wait_s else None
+    endpoint = _find_worker(plane, node, control) if wait_s else None
     # Asked again, it is not changed again: then this is a look at how far it is.
     if node not in _draining(plane):
+        if endpoint is not None:
+            _check_can_drain(plane, endpoint, node)
         made = _send(plane, "POST", node, signature)
         if not is_json:
             report_change(made, is_json=False, is_dry_run=False)
@@ -84,23 +86,23 @@ def drain(
     _finish(cluster_map, node, report, wait_s=wait_s, is_json=is_json)
 
 
-def _check_is_no_engine(cluster: Path, node: str) -> None:
+def _check_node(cluster: Path, node: str) -> None:
+    """Raises InvalidArgument for what is no node of the map."""
     from ..cluster.map import load_cluster_map
+    from .control.changes import check_node_is_known
     from .engine_plan import check_is_no_engine
     from .local_folder import LocalFolder
 
-    nodes = load_cluster_map(cluster).node_by_name
-    check_is_no_engine(LocalFolder(cluster.absolute().parent), node, nodes)
+    cluster_map = load_cluster_map(cluster)
+    folder = LocalFolder(cluster.absolute().parent)
+    check_is_no_engine(folder, node, cluster_map.node_by_name)
+    check_node_is_known(cluster_map, node)
 
 
-def _find_worker(
-    cluster_map: "ClusterMap", plane: "ControlPlane", node: str, control: str | None
-) -> "ControlEndpoint":
+def _find_worker(plane: "ControlPlane", node: str, control: str | None) -> "ControlEndpoint":
     """Whom to ask how far the node is: its own worker. Found before anything is changed."""
     from ..errors import InvalidArgument
-    from .control.changes import check_node_is_known
 
-    check_node_is_known(cluster_map, node)
     if control is None:
         return plane.endpoint_of(node)
     endpoint = plane.endpoints[0]
@@ -113,6 +115,22 @@ def _find_worker(
             " begins",
         )
     return endpoint
+
+
+def _check_can_drain(plane: "ControlPlane", endpoint: "ControlEndpoint", node: str) -> None:
+    """Raises NodeError if its worker does not answer: nobody would complete its blocks."""
+    from ..errors import NodeError
+    from .control_client import ControlUnreachable
+
+    try:
+        plane.ask(endpoint, "GET", "/api/drain", deadline_s=FIRST_DEADLINE_S)
+    except ControlUnreachable as error:
+        raise NodeError(
+            node,
+            f"its gc_worker, which would do it, does not answer at {error.address}"
+            f" ({error.reason}); nothing was changed: start it, or replace a node that is lost"
+            " without draining it",
+        ) from error
 
 
 def _try(cluster: Path, node: str, who: str, why: str, *, is_undo: bool) -> "PolicyChange":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..errors import InvalidArgument
 from .local_folder import LocalEngineOptions, LocalFolder
 
 ENGINES_MAX = 32
 """Processes with a model each on one machine; more than that belongs on more machines."""
+OWN_OPTIONS = frozenset(
+    {"agent", "check-only", "help", "listen", "model", "name", "role", "ticket-key"}
+)
+"""Of `cachalot engine`, which `up` gives each engine itself, or which serve nobody."""
 SPEC_EXPECTED = "such as 1p1d (1 prefill, 1 decode worker), 2p2d, or 1b (1 worker that does both)"
 
 
@@ -21,6 +25,22 @@ class LocalEngine:
     name: str
     role: str
     """As `cachalot engine --role` takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWishes:
+    """What a caller asked for; None, or nothing, where it said nothing."""
+
+    counts: LocalEngineOptions | None = None
+    """How many of each role."""
+    model: str | None = None
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    """As in LocalEngineOptions; an empty value takes the option back."""
+
+    @property
+    def are_any(self) -> bool:
+        """Whether anything was said."""
+        return self.counts is not None or self.model is not None or bool(self.options)
 
 
 def parse_engines(text: str) -> LocalEngineOptions:
@@ -34,6 +54,28 @@ def parse_engines(text: str) -> LocalEngineOptions:
     return LocalEngineOptions(prefill=prefill, decode=decode, both=both)
 
 
+def parse_engine_option(text: str) -> tuple[str, str | None]:
+    """Name and value of an option, from "pool-blocks=1024"; no value for "must-pin".
+
+    Raises InvalidArgument for text that names none, or one that `up` itself gives.
+    """
+    word, separator, value = text.strip().partition("=")
+    name = word.removeprefix("--")
+    if not re.fullmatch(r"[a-z][a-z-]{0,31}", name) or name in OWN_OPTIONS:
+        raise InvalidArgument(
+            "--engine-option",
+            given=repr(text)[:80],
+            expected="NAME=VALUE, such as pool-blocks=1024, of an option of `cachalot engine` that"
+            f" is none of {', '.join(sorted(OWN_OPTIONS))}",
+        )
+    return name, value if separator else None
+
+
+def option_words(options: Mapping[str, str | None]) -> list[str]:
+    """The same on a command line."""
+    return [f"--{name}" + ("" if value is None else f"={value}") for name, value in options.items()]
+
+
 def name_engines(options: LocalEngineOptions) -> list[LocalEngine]:
     """p01, p02, then d01 and so on."""
     roles = (("prefill", options.prefill), ("decode", options.decode), ("both", options.both))
@@ -42,6 +84,15 @@ def name_engines(options: LocalEngineOptions) -> list[LocalEngine]:
         for role, count in roles
         for number in range(1, count + 1)
     ]
+
+
+ENGINE_NAMES = frozenset(
+    engine.name
+    for engine in name_engines(
+        LocalEngineOptions(prefill=ENGINES_MAX, decode=ENGINES_MAX, both=ENGINES_MAX)
+    )
+)
+"""All that an engine of a folder can be called."""
 
 
 def check_is_no_engine(folder: LocalFolder, node: str, nodes: Container[str]) -> None:
@@ -57,34 +108,27 @@ def check_is_no_engine(folder: LocalFolder, node: str, nodes: Container[str]) ->
 
 
 def choose_engines(
-    known: LocalEngineOptions,
-    counts: LocalEngineOptions | None,
-    model: str | None,
-    *,
-    running: Sequence[str],
+    known: LocalEngineOptions, wishes: EngineWishes, *, running: Sequence[str]
 ) -> LocalEngineOptions:
     """What a folder is to have that has `known` and of it `running`, after what was asked for now.
 
-    More engines can be added and none taken away, as with agents; another model is for engines that
-    are down. Raises InvalidArgument.
+    Engines can be added so, and none taken away; another model and other options are for engines
+    that are down. Raises InvalidArgument.
     """
-    wanted = known if counts is None else replace(counts, model=known.model)
+    counts = known if wishes.counts is None else wishes.counts
+    wanted = replace(
+        counts, model=wishes.model or known.model, options=_choose_options(known, wishes)
+    )
     known_names = {engine.name for engine in name_engines(known)}
     lost = sorted(known_names - {engine.name for engine in name_engines(wanted)})
     if lost:
         raise InvalidArgument(
             "--engines",
             given=f"fewer than the cluster has ({', '.join(lost)} would be gone)",
-            expected="as many or more of each role; `cachalot down --engine NAME` stops one",
+            expected="as many or more of each role; `cachalot down --engine NAME --remove` takes"
+            " one away",
         )
-    if model is not None and model != known.model and running:
-        verb = "runs" if len(running) == 1 else "run"
-        raise InvalidArgument(
-            "--model",
-            given=f"{model}, while {', '.join(running)} {verb} {known.model}",
-            expected="the same, or no engine that runs",
-        )
-    wanted = replace(wanted, model=model or known.model)
+    _check_same_for_all(known, wanted, running)
     if not name_engines(wanted):
         raise InvalidArgument("--engines", given="nothing", expected=SPEC_EXPECTED)
     if not wanted.model:
@@ -92,3 +136,52 @@ def choose_engines(
             "--model", given="nothing", expected="a GGUF file, or a folder with config.json"
         )
     return wanted
+
+
+def _choose_options(known: LocalEngineOptions, wishes: EngineWishes) -> dict[str, str | None]:
+    merged = {**known.options, **wishes.options}
+    return {name: value for name, value in merged.items() if value != ""}
+
+
+def _check_same_for_all(
+    known: LocalEngineOptions, wanted: LocalEngineOptions, running: Sequence[str]
+) -> None:
+    """Raises InvalidArgument if those that run would differ from those that are started."""
+    if not running:
+        return
+    verb = "runs" if len(running) == 1 else "run"
+    given, has, what = wanted.model, known.model, "--model"
+    if given == has:
+        given, has = (" ".join(option_words(one.options)) or "none" for one in (wanted, known))
+        what = "--engine-option"
+    if given != has:
+        raise InvalidArgument(
+            what,
+            given=f"{given}, while {', '.join(running)} {verb} {has}",
+            expected="the same, or no engine that runs",
+        )
+
+
+def remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
+    """What a folder is to have that had `known`, of which `name` is one, without that.
+
+    Raises InvalidArgument for one that others are not to be without, or whose number would be left
+    out: the last of its role goes first.
+    """
+    (role,) = (engine.role for engine in name_engines(known) if engine.name == name)
+    last = max(engine.name for engine in name_engines(known) if engine.role == role)
+    if name != last:
+        raise InvalidArgument(
+            "--remove",
+            given=name,
+            expected=f"{last}, the last of its role: they are numbered without a gap",
+        )
+    left = replace(known, **{role: getattr(known, role) - 1})
+    if left.prefill and not left.decode:
+        raise InvalidArgument(
+            "--remove",
+            given=f"{name}, the only decode worker",
+            expected=f"p{left.prefill:02} before it: a prefill worker gives the first token of an"
+            " answer and no more",
+        )
+    return left if name_engines(left) else LocalEngineOptions()

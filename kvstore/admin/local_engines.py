@@ -8,24 +8,26 @@ is not imported here; its process is all that is known of it.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, StoreError
 from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
-from .engine_plan import LocalEngine, choose_engines, name_engines
+from .engine_plan import EngineWishes, LocalEngine, choose_engines, name_engines, option_words
 from .local_folder import LocalEngineOptions, LocalFolder, naming_file
 from .local_processes import LocalProcesses
 from .new_token import make_token_file
 from .node_process import ENGINE, StopDeadlines
-from .node_start import StartingNode, spawn_recorded
+from .node_start import CODE_ROOT, StartingNode, spawn_recorded
 from .node_stop import StoppedNode, stop_nodes
 from .output import write_remark
 from .quantities import count_of
 
 ENGINE_START_DEADLINE_S = 180.0
 """A model is read and checked."""
+CHECK_DEADLINE_S = 60.0
 STOP_DEADLINES = StopDeadlines(term_s=20.0)
 GRACE_S = 5.0
 """A drain of one machine's engines leads nowhere else: what runs may end, and no more."""
@@ -47,24 +49,27 @@ class LocalEngines(LocalProcesses):
         """Of all of them; empty if there are none."""
         return self._folder.read_engine_options().model
 
+    @property
+    def options(self) -> Mapping[str, str | None]:
+        """The same, beside those that `engine_command` gives."""
+        return self._folder.read_engine_options().options
+
     def socket(self, name: str) -> Path:
         """Where clients reach an engine."""
         return self._folder.socket_path(name)
 
-    def plan(self, counts: LocalEngineOptions | None, model: Path | None) -> LocalEngineOptions:
+    def plan(self, wishes: EngineWishes) -> LocalEngineOptions:
         """The engines that the folder is to have, after what was asked for now and before. Raises
         InvalidArgument for what cannot be started."""
         known = self._folder.read_engine_options()
         running = [one.name for one in name_engines(known) if self.pid(one.name) is not None]
-        path = None if model is None else os.path.abspath(model)
-        wanted = choose_engines(known, counts, path, running=running)
+        wanted = choose_engines(known, wishes, running=running)
         check_engines(self._folder, wanted)
         return wanted
 
     def bring_up(
         self,
-        counts: LocalEngineOptions | None,
-        model: Path | None,
+        wishes: EngineWishes,
         *,
         agents: Sequence[Path],
         deadline_s: float = ENGINE_START_DEADLINE_S,
@@ -77,7 +82,7 @@ class LocalEngines(LocalProcesses):
         """
         with self._folder.locked():
             known = self._folder.read_engine_options()
-            wanted = self.plan(counts, model)
+            wanted = self.plan(wishes)
             engines = name_engines(wanted)
             missing = [one for one in engines if self.pid(one.name) is None]
             if not missing:
@@ -92,7 +97,7 @@ class LocalEngines(LocalProcesses):
 
             def spawn(name: str) -> StartingNode:
                 agent = agents[numbers[name] % len(agents)]
-                return self._spawn(engines[numbers[name]], wanted.model, agent)
+                return self._spawn(engines[numbers[name]], wanted, agent)
 
             try:
                 self._start_all([one.name for one in missing], spawn, (), deadline_s)
@@ -109,8 +114,8 @@ class LocalEngines(LocalProcesses):
         self._reap()
         return stopped
 
-    def _spawn(self, engine: LocalEngine, model: str, agent: Path) -> StartingNode:
-        command = engine_command(self._folder, engine, model, agent)
+    def _spawn(self, engine: LocalEngine, options: LocalEngineOptions, agent: Path) -> StartingNode:
+        command = engine_command(self._folder, engine, options, agent)
         address = str(self._folder.socket_path(engine.name))
         return spawn_recorded(self._folder, engine.name, address, command)
 
@@ -125,13 +130,16 @@ def stop_engines(
     return stopped
 
 
-def engine_command(folder: LocalFolder, engine: LocalEngine, model: str, agent: Path) -> list[str]:
+def engine_command(
+    folder: LocalFolder, engine: LocalEngine, options: LocalEngineOptions, agent: Path
+) -> list[str]:
     """The command line of an engine; `node_process` recognises it by name and socket."""
     command = [sys.executable, "-m", ENGINE.module, "--name", engine.name, "--role", engine.role]
     command += ["--listen", str(folder.socket_path(engine.name))]
-    command += ["--model", model, "--agent", str(agent), "--grace", str(GRACE_S)]
+    command += ["--model", options.model, "--agent", str(agent), "--grace", str(GRACE_S)]
     command += ["--ticket-key", str(folder.ticket_key_path)]
-    return command
+    # Behind the grace, which they may say too: the last one counts.
+    return command + option_words(options.options)
 
 
 def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
@@ -151,3 +159,32 @@ def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
                 expected=f"a folder with a path that is {length - SOCKET_PATH_BYTES_MAX} bytes"
                 f" shorter: a Unix socket's may have {SOCKET_PATH_BYTES_MAX}",
             )
+
+
+def check_worker_options(options: Mapping[str, str | None]) -> None:
+    """Raises InvalidArgument for options that a worker refuses, in its own words. A worker that
+    only reads them is asked: nothing of it is known here."""
+    words = option_words(options)
+    command = [sys.executable, "-m", ENGINE.module, "--check-only", "--role", "both"]
+    command += ["--model", "any", "--listen", "any:0", *words]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=CODE_ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CHECK_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StoreError(f"--engine-option: not read after {CHECK_DEADLINE_S:.0f} s") from error
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        # Without who says so.
+        reason = lines[-1].partition(": ")[2] or lines[-1]
+        raise InvalidArgument(
+            "--engine-option",
+            given=" ".join(words),
+            expected=f"options of `cachalot engine`, which says: {reason}",
+        )

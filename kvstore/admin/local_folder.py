@@ -11,7 +11,7 @@
     D/agents/a01.sock               where engines reach agent a01
     D/agents/a01/agent.log          what it said on stderr
     D/agents/a01/agent.json         its process
-    D/engines.json                  which engines it has, and of which model
+    D/engines.json                  which engines it has, of which model and with which options
     D/engines/ticket-key            the secret by which they know each other's tickets
     D/engines/p01.sock              where clients reach engine p01
     D/engines/p01/engine.log        what it said on stderr
@@ -28,9 +28,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +81,14 @@ class LocalAgentOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngineOptions:
-    """The engine workers of a folder: how many of each role, and the model of all of them."""
+    """The engine workers of a folder: how many of each role, and what is the same for all."""
 
     model: str = ""
     prefill: int = 0
     decode: int = 0
     both: int = 0
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    """Of `cachalot engine`, beside those that it gets in any case; None for one without a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +234,12 @@ class LocalFolder:
         counts = {name: found.get(name) for name in ("prefill", "decode", "both")}
         if not isinstance(model, str) or any(type(n) is not int or n < 0 for n in counts.values()):
             return LocalEngineOptions()
-        return LocalEngineOptions(model=model, **{name: int(n or 0) for name, n in counts.items()})
+        options = found.get("options", {})
+        is_mapping = isinstance(options, dict)
+        if not is_mapping or any(type(one) not in (str, type(None)) for one in options.values()):
+            return LocalEngineOptions()
+        numbers = {name: int(n or 0) for name, n in counts.items()}
+        return LocalEngineOptions(model=model, options=options, **numbers)
 
     def write_engine_options(self, options: LocalEngineOptions) -> None:
         _write_json(self.engine_options_path, asdict(options))

@@ -1,7 +1,9 @@
 """`cachalot up`: nodes, agents and engines on this machine, in the background."""
 
+import os
 import shutil
 import signal
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from enum import Enum
 from pathlib import Path
@@ -11,10 +13,10 @@ import typer
 
 from ..errors import InvalidArgument, StoreError
 from .control_options import JsonOption
-from .engine_plan import parse_engines
+from .engine_plan import EngineWishes, option_words, parse_engine_option, parse_engines
 from .folder_option import parse_folder
-from .local_engines import LocalEngines
-from .local_folder import LocalEngineOptions, LocalFolder
+from .local_engines import LocalEngines, check_worker_options
+from .local_folder import LocalFolder
 from .local_plan import LocalWishes
 from .output import write_json, write_remark, write_result, write_table
 from .quantities import count_of, format_size, parse_code, parse_size_bytes
@@ -98,6 +100,15 @@ ModelOption = Annotated[
     Path | None,
     typer.Option(help="Model of the engines: a GGUF file, or a folder.", metavar="PATH"),
 ]
+EngineOptionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        help="Option of all engines, such as pool-blocks=1024; kept until NAME= takes it back."
+        " `cachalot engine --help` lists them. May be given several times.",
+        metavar="NAME=VALUE",
+    ),
+]
 WaitOption = Annotated[
     float,
     typer.Option(
@@ -126,6 +137,7 @@ def up(
     window_memory: WindowMemoryOption = None,
     engines: EnginesOption = None,
     model: ModelOption = None,
+    engine_options: EngineOptionsOption = None,
     wait_s: WaitOption = 60.0,
     is_foreground: ForegroundOption = False,
     is_json: JsonOption = False,
@@ -135,9 +147,9 @@ def up(
     Writes D/cluster.toml. Sizes are like 512MiB, 4GiB or 1TiB. Fewer than 12 disks or little
     memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
     """
-    engine_counts = None if engines is None else parse_engines(engines)
+    engine_wishes = _wish_engines(engines, model, engine_options or ())
     # Their mistakes, before anything is made.
-    has_engines = _check_engines(folder, engine_counts, model)
+    has_engines = _check_engines(folder, engine_wishes)
     wishes = LocalWishes(
         nodes=nodes,
         code=None if code is None else parse_code("--code", code),
@@ -166,11 +178,8 @@ def up(
     # In the foreground it ends with this command, whatever ends that.
     with cluster if is_foreground else nullcontext():
         if has_engines:
-            sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
             try:
-                started += cluster.engines.bring_up(
-                    engine_counts, model, agents=sockets, deadline_s=3 * wait_s
-                )
+                started += _start_engines(cluster, engine_wishes, deadline_s=3 * wait_s)
             except StoreError:
                 if not is_foreground:
                     write_remark(
@@ -184,21 +193,37 @@ def up(
             report(cluster, started, is_json=is_json)
 
 
-def _check_engines(folder: Path, counts: LocalEngineOptions | None, model: Path | None) -> bool:
+def _wish_engines(counts: str | None, model: Path | None, options: Sequence[str]) -> EngineWishes:
+    return EngineWishes(
+        counts=None if counts is None else parse_engines(counts),
+        model=None if model is None else os.path.abspath(model),
+        options=dict(map(parse_engine_option, options)),
+    )
+
+
+def _check_engines(folder: Path, wishes: EngineWishes) -> bool:
     """Whether engines are to run. Raises InvalidArgument if those asked for now cannot; of those of
     before it is said, and the rest is started without them."""
     engines = LocalEngines(LocalFolder(folder))
-    is_asked = counts is not None or model is not None
-    if not is_asked and not engines.wanted:
+    if not wishes.are_any and not engines.wanted:
         return False
     try:
-        engines.plan(counts, model)
+        wanted = engines.plan(wishes)
     except InvalidArgument as error:
-        if is_asked:
+        if wishes.are_any:
             raise
         write_remark(f"the engines are not started: {error}")
         return False
+    if wishes.options:
+        check_worker_options(wanted.options)
     return True
+
+
+def _start_engines(
+    cluster: "LocalCluster", wishes: EngineWishes, *, deadline_s: float
+) -> list[str]:
+    sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
+    return cluster.engines.bring_up(wishes, agents=sockets, deadline_s=deadline_s)
 
 
 def _stay(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
@@ -282,7 +307,8 @@ def _report_engines(cluster: "LocalCluster", started: list[str]) -> None:
         for one in engines
     ]
     write_table(ENGINE_COLUMNS, rows, left_columns=frozenset(ENGINE_COLUMNS))
-    write_result(f"\nthey run {cluster.engines.model}\n")
+    words = " ".join(["", *option_words(cluster.engines.options)])
+    write_result(f"\nthey run {cluster.engines.model}{words}\n")
 
 
 def _find_page(cluster: "LocalCluster") -> "WebPage | None":
@@ -329,6 +355,7 @@ def render_json(cluster: "LocalCluster", started: list[str]) -> dict[str, Any]:
                 "engine": one.name,
                 "role": one.role,
                 "model": cluster.engines.model,
+                "options": cluster.engines.options,
                 "socket": str(cluster.engines.socket(one.name)),
                 "pid": cluster.engines.pid(one.name),
                 "is_started": one.name in started,

@@ -16,7 +16,7 @@ from ..errors import AgentRefused, TargetLocked
 from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
 from ..socket_file import LOCK_SUFFIX
-from .engine_plan import name_engines
+from .engine_plan import ENGINE_NAMES, name_engines
 from .local_folder import LocalFolder
 from .local_plan import target_path
 from .node_process import AGENT, ENGINE, GC_WORKER
@@ -60,7 +60,7 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
         _plan_server(plan, agents, entrypoint.name)
     plan.folders.append(agents.nodes_path)
     engines = folder.of(ENGINE)
-    names = [engine.name for engine in name_engines(folder.read_engine_options())]
+    names = _find_engines(folder)
     for name in names:
         _plan_server(plan, engines, name)
     _plan_files(plan, [folder.ticket_key_path])
@@ -80,6 +80,24 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
         records |= {engines.record_path(name), engines.socket_path(name)}
     _note_kept(plan, records)
     return plan
+
+
+def plan_engine_removal(folder: LocalFolder, name: str) -> WipePlan:
+    """What `down --remove` would remove of an engine. Changes nothing."""
+    plan = WipePlan()
+    engines = folder.of(ENGINE)
+    _plan_server(plan, engines, name)
+    _note_kept(plan, {engines.record_path(name)})
+    return plan
+
+
+def _find_engines(folder: LocalFolder) -> list[str]:
+    """Those that the folder is to have, and those that it has no more, or not yet: one that did not
+    come up at its first start has left a log."""
+    wanted = {engine.name for engine in name_engines(folder.read_engine_options())}
+    engines = folder.of(ENGINE)
+    left = {name for name in ENGINE_NAMES if engines.log_path(name).exists()}
+    return sorted(wanted | left)
 
 
 def _plan_node(plan: WipePlan, folder: LocalFolder, cluster_map: ClusterMap, node: str) -> None:

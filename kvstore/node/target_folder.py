@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TargetDamaged, TargetError, TargetLocked, TargetMismatch
+from ..socket_file import read_pid, write_pid
 from .segment import TargetIdentity, find_segment_files
 from .slot import FORMAT_VERSION
 
@@ -138,10 +139,9 @@ def _lock(path: Path, pid: int) -> int:
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{pid}\n".encode(), 0)
+        write_pid(descriptor, pid)
     except BlockingIOError:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        owner = read_pid(descriptor) or "unknown"
         os.close(descriptor)
         raise TargetLocked(path, f"process {owner} serves it") from None
     except OSError:

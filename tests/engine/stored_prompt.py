@@ -7,9 +7,11 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from engine.block_pool import BlockPool
 from engine.block_store import BlockStore
+from engine.window_record import WindowRecord
 from kvstore.client import BlockLayout, Namespace, Section
 from kvstore.layout import BLOCK_TOKENS
 
@@ -32,6 +34,11 @@ class StoredPrompt:
         self.keys: Sequence[bytes] = self.namespace.block_keys(self.tokens)
         self.blocks = [rng.bytes(layout.block_bytes) for _ in range(blocks)]
         self.window = rng.bytes(WINDOW.block_bytes)
+
+    @property
+    def record(self) -> WindowRecord:
+        """The window state as an engine has it."""
+        return WindowRecord(torch.frombuffer(bytearray(self.window), dtype=torch.uint8))
 
     def pool(self, capacity_blocks: int) -> BlockPool:
         return BlockPool(

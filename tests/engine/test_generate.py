@@ -21,7 +21,8 @@ from engine.client import AnswerReport
 from engine.errors import InvalidRequest
 from engine.generate_options import choose_place, choose_waits
 from engine.load import load_tokenizer
-from engine.question import Question, encode_question, read_question
+from engine.question import Question, read_question
+from engine.question_prompt import encode_question
 from engine.remote_answer import RemoteAnswer
 from engine.sampling import Sampling
 from kvstore.admin.local_cluster import LocalCluster
@@ -126,6 +127,44 @@ def test_mistakes_of_a_user_are_one_line_on_stderr(arguments: list[str], message
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
+
+
+SAYING_ALL = """
+import json, sys
+import engine.generate
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["engine.generate", *words]
+    try:
+        engine.generate.main()
+    except SystemExit as end:
+        print(end.code, "torch" in sys.modules, flush=True)
+"""
+
+
+def test_mistakes_of_a_user_are_said_before_the_tensor_library_is_loaded(tmp_path: Path) -> None:
+    ask = ["--prompt", "x"]
+    mistakes = [
+        (2, "prompt: given nothing", []),
+        (2, "prompt file: no such file", ["--prompt-file", "no-such-file"]),
+        (2, "--max-tokens: given 0", [*ask, "--max-tokens", "0"]),
+        (2, "top_p: given 0.0", [*ask, "--top-p", "0"]),
+        (2, "model file no-such-model has", [*ask, "--model", "no-such-model"]),
+        (2, "--agent: given /dev/null, which is no socket", [*ask, "--agent", "/dev/null"]),
+        (2, "Invalid value for '--compute'", [*ask, "--compute", "int4"]),
+        (2, "--engines: given 'nowhere'", [*ask, "--engines", "nowhere"]),
+        (3, "no cluster map at", [*ask, "--cluster", str(tmp_path / "none.toml")]),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SAYING_ALL, json.dumps([words for *_, words in mistakes])],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.stdout.splitlines() == [f"{code} False" for code, *_ in mistakes]
+    found = [done.stderr.find(message) for _, message, _ in mistakes]
+    assert -1 not in found, done.stderr
+    assert found == sorted(found)
 
 
 def test_process_without_a_prompt_ends_with_one_line_on_stderr() -> None:

@@ -17,6 +17,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from engine.compute_device import TF32_OVERRIDE
 from engine.errors import InvalidRequest, MissingModel, ModelFileError
 from engine.load import LoadedRunner, PoolMemory, load_runner, load_tokenizer
 from engine.model_identity import identity_of, read_identity
@@ -62,6 +63,16 @@ def test_device_that_is_not_there_is_refused(device: str, monkeypatch: pytest.Mo
         load(MODEL, device=device)
 
 
+def test_gpu_with_products_of_10_bits_is_refused_before_the_model_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.load.choose_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.delattr("engine.load.open_folder")
+    monkeypatch.setenv(TF32_OVERRIDE, "1")
+    with pytest.raises(InvalidRequest, match="float32 products on a GPU: given TF32"):
+        load(MODEL, device="cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_blocks_of_a_gpu_are_not_those_of_a_cpu(mini: LoadedRunner, compute: str) -> None:
@@ -69,6 +80,8 @@ def test_blocks_of_a_gpu_are_not_those_of_a_cpu(mini: LoadedRunner, compute: str
     loaded = load(MODEL, device="cuda", compute=compute)
     assert loaded.compute == compute
     assert loaded.runner.namespace != mini.runner.namespace
+    assert f"compute:{compute} cuda sm" in loaded.runner.namespace.weights
+    assert load_tokenizer(MODEL).identity == identity_of(loaded.runner.namespace, MODEL)
     assert loaded.runner.pool.memory.device.type == "cuda"
 
 

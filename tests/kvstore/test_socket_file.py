@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,33 @@ def test_second_agent_is_refused_and_told_the_process(folder: Path) -> None:
         connect(folder / "a.sock")
     with SocketFile(folder / "a.sock", 4712):
         connect(folder / "a.sock")
+
+
+@pytest.mark.parametrize("before", [5, 4711, 1234567])
+def test_lock_names_a_process_at_every_moment(
+    folder: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "a.sock"
+    lock = folder / "a.sock.lock"
+    lock.write_text(f"{before}\n")
+    seen: list[str] = []
+
+    def watched(call: Callable[..., int | None]) -> Callable[..., int | None]:
+        def run(*words: object) -> int | None:
+            done = call(*words)
+            with pytest.raises(StoreError) as refused:
+                SocketFile(path, 1)
+            seen.append(str(refused.value))
+            return done
+
+        return run
+
+    for name in ("pwrite", "ftruncate"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    with SocketFile(path, 4712):
+        assert lock.read_text() == "4712\n"
+    assert seen
+    assert set(seen) == {f"socket {path}: another agent serves it (process 4712)"}
 
 
 def test_socket_of_a_killed_agent_is_replaced(folder: Path) -> None:

@@ -9,6 +9,7 @@ travel, and when, is decided elsewhere.
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 import xxhash
 
 from kvstore.layout import BLOCK_TOKENS
@@ -151,19 +152,24 @@ def window_state(state: SequenceState, anchor: int) -> memoryview:
     return view_bytes(state.window_memory)
 
 
-def restore_window(state: SequenceState, data: Buffer) -> None:
-    """Give a state that was begun by `start_at` the stored window before its position.
+def restore_window(state: SequenceState, data: Buffer | torch.Tensor) -> None:
+    """Give a state that was begun by `start_at` the stored window before its position: of the host,
+    or uint8 [bytes] on the state's device.
 
     Raises HandoverRefused, and changes nothing, for another number of bytes. Whether they are the
     right ones is for the store to check: its records have key, layout and checksum. Rows that are
     no numbers spoil this sequence, and none beside it.
     """
-    data = _bytes_of(data)
+    if not isinstance(data, torch.Tensor):
+        data = _bytes_of(data)
     stored_bytes = len(state.window_memory)
     if len(data) != stored_bytes:
         raise HandoverRefused("bytes of a window", given=len(data), expected=stored_bytes)
     state.hold_stored_window()
-    write_bytes(state.window_memory, data)
+    if isinstance(data, torch.Tensor):
+        state.window_memory.copy_(data)
+    else:
+        write_bytes(state.window_memory, data)
 
 
 def _bytes_of(data: Buffer) -> memoryview:

@@ -28,16 +28,15 @@ def view_bytes(memory: torch.Tensor) -> memoryview:
 
 
 def write_bytes(memory: torch.Tensor, data: Buffer) -> None:
-    """Put `data` into `memory`, uint8 of as many bytes; `data` is not needed any more then."""
+    """Put `data` into `memory`, uint8 of as many bytes; `data` is not needed any more then.
+
+    On a GPU it is there for what the current stream is given afterwards; nothing is waited for.
+    """
     source = np.frombuffer(data, dtype=np.uint8)
     if memory.device.type == "cpu":
         memory.numpy()[:] = source
         return
     host = torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
     host.numpy()[:] = source
-    memory.copy_(host)
-
-
-def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the host on `device`, without waiting for what the device does meanwhile."""
-    return values.to(device, non_blocking=True)
+    # Until it is copied, the library gives this memory to nobody else.
+    memory.copy_(host, non_blocking=True)

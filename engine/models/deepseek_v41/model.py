@@ -14,6 +14,7 @@ from kernels.operations import Operations
 from kernels.reference.rope import rope_frequencies
 
 from ...block_pool import BlockPool
+from ...upload import upload
 from .attention import Attention
 from .block_cache import BlockCache
 from .compression import EntryRows, EntryWriter, plan_entries
@@ -21,7 +22,6 @@ from .config import DeepseekV41Config, LayerRole, plan_layers
 from .draft_context import DraftContext
 from .engram import Engram
 from .feed_forward import FeedForward
-from .host_bytes import to_device
 from .layout import group_tokens
 from .observing import Observer, ignore
 from .residual import Residual, ResidualMixer, begin_residual, mean_of_streams
@@ -111,9 +111,9 @@ class DeepseekV41:
         token_ids = [torch.as_tensor(chunk.token_ids, dtype=torch.int64) for chunk in chunks]
         compressed_ids = self._engram.compress(chunks, token_ids)
         residual = begin_residual(
-            self._embed(chunks, rows, to_device(torch.cat(token_ids), device)), self.config.streams
+            self._embed(chunks, rows, upload(torch.cat(token_ids), device)), self.config.streams
         )
-        looked_up = [to_device(ids, device) for ids in compressed_ids]
+        looked_up = [upload(ids, device) for ids in compressed_ids]
         rows, residual = self._run_layers(chunks, rows, residual, looked_up, before_owner)
         result = self._logits(rows, residual, wants_all_logits)
         for chunk, ids in zip(chunks, compressed_ids, strict=True):

@@ -13,7 +13,7 @@ import torch
 from kernels.reference.rope import rope_tables
 from kernels.reference.tiles import RowTiles, plan_tiles
 
-from .host_bytes import to_device
+from ...upload import upload
 from .observing import Observer, ignore
 from .state import SequenceState
 
@@ -138,7 +138,7 @@ def plan_rows(
                 first=first,
                 end=first + count,
                 entries_first=chunk.entries_first,
-                block_ids=to_device(torch.tensor(chunk.state.block_ids, dtype=torch.int64), device),
+                block_ids=upload(torch.tensor(chunk.state.block_ids, dtype=torch.int64), device),
                 positions_T=positions_T,
                 tiles=plan_tiles(positions_T),
             )
@@ -147,7 +147,7 @@ def plan_rows(
     is_image_T = torch.zeros(begin, dtype=torch.bool, device=device)
     for chunk, span in zip(chunks, spans, strict=True):
         if chunk.image is not None:
-            is_image_T[span.rows] = to_device(chunk.image.is_image_T, device)
+            is_image_T[span.rows] = upload(chunk.image.is_image_T, device)
     return _batch(spans, is_image_T, frequencies, observe)
 
 

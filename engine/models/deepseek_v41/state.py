@@ -239,17 +239,16 @@ class SequenceState:
             for ring in self._encoder_rings
         )
 
-    def copy_stored_window(self, position: int, into: torch.Tensor) -> None:
-        """Copy the encoder's window before `position` as it is stored: uint8 [stored bytes], on
-        the host.
+    def copy_stored_window(self, position: int) -> torch.Tensor:
+        """A copy of the encoder's window before `position` as it is stored: uint8 [stored bytes],
+        on the slot's device; on a GPU it is queued in the current stream.
 
         Nothing else of the sequence gets into it, so the copy is the same whenever it is taken.
         """
         assert self.holds_window(position), f"no window at {position}, length {self._length}"
         if self.memory.device.type != "cpu":
-            into.copy_(make_record(self.memory, position, self._window_shape))
-            return
-        into[:] = self.window_memory
+            return make_record(self.memory, position, self._window_shape)
+        into = self.window_memory.clone()
         end = 0
         for run in self._offsets.rings[: len(self._encoder_rings)]:
             into[end : run.offset] = 0
@@ -258,6 +257,7 @@ class SequenceState:
             ring.clear_unreadable()
             end = run.end
         into[end:] = 0
+        return into
 
     def clear_unreadable(self) -> None:
         """Zero every row of the slot that may not be read, and the padding.

@@ -1,8 +1,9 @@
 """The stored window of a sequence, made where its state slot lies.
 
-On a GPU the record is finished there, and goes to the host by one copy: by DMA if its place there,
-such as the arena, is page-locked. PyTorch's operations are enough for one window of 1.4 MB; the
-compiled kernel of `kernels.gpu.window_snapshot` pays for many at a time.
+On a GPU the record is finished there and stays there (`engine.window_record`): who goes on from it
+has it at hand, and who stores it has a mover copy it into the arena. PyTorch's operations are
+enough for one window of 1.4 MB; the compiled kernel of `kernels.gpu.window_snapshot` pays for many
+at a time.
 """
 
 import torch

@@ -6,7 +6,9 @@ promising it (docs/decisions/0038): that is what these tests are for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ from engine.models.deepseek_v41.handover import (
     restore_window,
     unpack_state,
 )
+from engine.models.deepseek_v41.host_bytes import write_bytes
 from engine.models.deepseek_v41.rows import Chunk
+from engine.upload import upload
 from kernels.cuda.operations import CUDA_OPERATIONS
 
 from .greedy import MODEL_ID
@@ -28,9 +32,26 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 LENGTH = 700
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModelBench:
-    return nano_bench(device="cuda", operations=CUDA_OPERATIONS)
+@contextmanager
+def no_wait() -> Iterator[None]:
+    """Whatever waits for the device in it, by any way that PyTorch knows of, is an error."""
+    with warnings.catch_warnings():
+        # It says of itself that it does not know of all.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(scope="module", params=["plain", "compiled"])
+def bench(request: pytest.FixtureRequest) -> ModelBench:
+    operations = CUDA_OPERATIONS
+    if request.param == "compiled":
+        # Here: it imports TileLang, which takes seconds where nothing of this is run.
+        from kernels.gpu.operations import COMPILED_OPERATIONS as operations
+    return nano_bench(device="cuda", operations=operations)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +96,15 @@ def test_bits_do_not_depend_on_what_runs_beside(bench: ModelBench, token_ids: li
     bench.end(other)
 
 
+def test_pass_without_logits_waits_for_nothing(bench: ModelBench, token_ids: list[int]) -> None:
+    state = bench.begin(600)
+    # Tables of what a code stands for are made once.
+    bench.model.forward([Chunk(state=state, token_ids=token_ids[:20])])
+    with no_wait():
+        bench.model.forward([Chunk(state=state, token_ids=token_ids[20:400], decoder_first=600)])
+    bench.end(state)
+
+
 def test_first_tokens_are_near_those_of_the_reference(
     bench: ModelBench, token_ids: list[int]
 ) -> None:
@@ -90,8 +120,7 @@ def test_hit_with_a_window_goes_on_with_the_bits_of_a_cold_run(
     hit, end = 384, 600
     cold = bench.begin(end)
     bench.run(cold, token_ids[:hit], decoder_first=hit)
-    record = torch.empty(len(cold.window_memory), dtype=torch.uint8)
-    cold.copy_stored_window(hit, record)
+    record = cold.copy_stored_window(hit).cpu()
     expected = bench.run(cold, token_ids[hit:end], decoder_first=hit)
 
     state = bench.begin(end)
@@ -120,3 +149,19 @@ def test_state_goes_over_to_another_sequence_with_all_its_bytes(
     assert torch.equal(*logits)
     bench.end(state)
     bench.end(other)
+
+
+def test_bytes_and_ids_of_the_host_go_to_a_busy_device_without_a_wait() -> None:
+    memory = torch.zeros(1 << 21, dtype=torch.uint8, device="cuda")
+    ids = torch.arange(1 << 18)
+    data = bytearray(torch.arange(1 << 21).to(torch.uint8).numpy())
+    expected = bytes(data)
+    with no_wait():
+        for value in (7, 8):
+            memory.fill_(value)
+            write_bytes(memory, data)
+        on_device = upload(ids, memory.device)
+    data[:], kept = bytes(len(data)), ids.clone()
+    ids.zero_()
+    assert memory.cpu().numpy().tobytes() == expected
+    assert torch.equal(on_device.cpu(), kept)

@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 
+from engine.block_pool import BlockPool
 from engine.handover.departure import Departure, Dispatch, Parting
 from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import ComputeMark
 from kvstore.client import ArenaRun, BlockingAgentClient, RunOffer
 from kvstore.errors import AgentUnreachable
 from kvstore.key import Namespace
@@ -35,11 +37,13 @@ class RunInMemory:
 class AgentThatGoes:
     """After its first offer; it can still be told that nobody wants that."""
 
-    def __init__(self) -> None:
+    def __init__(self, happened: list[str] | None = None) -> None:
         self.leased: list[RunInMemory] = []
+        self._happened = [] if happened is None else happened
         self.offered: list[RunOffer] = []
 
     def lease_run(self, namespace: Namespace, blocks: int, *, deadline_s: float) -> RunInMemory:
+        self._happened.append("lease")
         self.leased.append(RunInMemory(namespace.layout, blocks))
         return self.leased[-1]
 
@@ -53,19 +57,37 @@ class AgentThatGoes:
         self.offered.remove(offer)
 
 
-def test_blocks_are_not_left_on_offer_when_the_state_cannot_be_offered() -> None:
-    prompt, agent = StoredPrompt(1), AgentThatGoes()
+def departure_by(agent: AgentThatGoes, prompt: StoredPrompt, pool: BlockPool) -> Departure:
     namespace = prompt.namespace
-    departure = Departure(
+    return Departure(
         Dispatch(
             agent=cast("BlockingAgentClient", agent),
-            mover=MemcpyMover(prompt.pool(1), namespace.layout),
+            mover=MemcpyMover(pool, namespace.layout),
             namespace=namespace,
             state_namespace=replace(namespace, layout=WINDOW),
             lease_deadline_s=1.0,
             offer_ttl_s=30.0,
         )
     )
+
+
+def test_runs_are_leased_when_what_is_copied_is_computed() -> None:
+    """Room in the arena is not idle for a pass."""
+    happened: list[str] = []
+    prompt = StoredPrompt(2)
+    pool, agent = prompt.pool(2), AgentThatGoes(happened)
+    mark = cast("ComputeMark", SimpleNamespace(synchronize=lambda: happened.append("computed")))
+    block_ids = pool.allocate(2)
+    departure = departure_by(agent, prompt, pool)
+    departure.copy_early(3, block_ids, mark)
+    assert happened == ["computed", "lease", "lease"]
+    departure.release()
+
+
+def test_blocks_are_not_left_on_offer_when_the_state_cannot_be_offered() -> None:
+    prompt, agent = StoredPrompt(1), AgentThatGoes()
+    namespace = prompt.namespace
+    departure = departure_by(agent, prompt, prompt.pool(1))
     parting = Parting(
         request=request_of(3),
         token_ids=[1, 2, 3, 4],

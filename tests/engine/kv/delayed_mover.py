@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import Event, Semaphore, Thread
 
+import torch
+
 from engine.block_pool import BlockPool
 from engine.errors import TransferFailed
 from engine.kv.block_list import BlockList
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import ENDED, ComputeMark, Transfer, check_part
+from engine.kv.mover import ENDED, ComputeMark, Transfer, check_copy, check_part
 from kvstore.layout import BlockLayout
 from tests.engine.waiting import DEADLINE_S
 
@@ -83,6 +85,20 @@ class DelayedMover(MemcpyMover):
     ) -> Transfer:
         copy, blocks = super().from_pool, self._check(part, section, block_ids)
         return self._start(lambda: copy(part, section, blocks)) if blocks else ENDED
+
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        check_copy(part, target, torch.device("cpu"))
+        copy = super().copy_in
+        return self._start(lambda: copy(part, target)) if part.nbytes else ENDED
+
+    def copy_out(
+        self, source: torch.Tensor, part: memoryview, *, after: ComputeMark = None
+    ) -> Transfer:
+        check_copy(part, source, torch.device("cpu"))
+        copy = super().copy_out
+        return self._start(lambda: copy(source, part)) if part.nbytes else ENDED
 
     def _check(self, part: memoryview, section: int, block_ids: Sequence[int]) -> BlockList:
         return check_part(part, self._layout.sections[section].bytes, block_ids, self._capacity)

@@ -22,8 +22,8 @@ from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.stored_prompt import LAYOUT, StoredPrompt
 
 
-def rate(name: str, into: float, out: float) -> MoverRate:
-    return MoverRate(name=name, in_bytes_per_s=into, out_bytes_per_s=out, issue_us=1.0)
+def rate(name: str, into: float, out: float, issue_us: float = 1.0) -> MoverRate:
+    return MoverRate(name=name, in_bytes_per_s=into, out_bytes_per_s=out, issue_us=issue_us)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,28 @@ def rate(name: str, into: float, out: float) -> MoverRate:
     ],
 )
 def test_choice_is_the_fastest_in_and_among_equals_the_fastest_out(
+    rates: list[MoverRate], chosen: str
+) -> None:
+    assert choose_mover(rates) == chosen
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        ([rate("busy", 50, 50, 350), rate("calm", 40, 40, 70)], "calm"),
+        ([rate("busy", 50, 50, 135), rate("calm", 45, 45, 65)], "calm"),
+        ([rate("usual", 50, 50, 90), rate("calm", 45, 45, 10)], "usual"),
+        # On a slow host all of them take long; some still take longer than others.
+        (
+            [rate("busy", 50, 50, 900), rate("usual", 49, 45, 250), rate("calm", 40, 40, 130)],
+            "usual",
+        ),
+        # What moves little takes little, and is no measure for the others.
+        ([rate("usual", 50, 50, 150), rate("slow", 9, 9, 5)], "usual"),
+        ([rate("only", 50, 50, 5_000)], "only"),
+    ],
+)
+def test_way_that_takes_the_hosts_time_is_left_out_while_there_is_another(
     rates: list[MoverRate], chosen: str
 ) -> None:
     assert choose_mover(rates) == chosen
@@ -115,6 +137,10 @@ def make_none() -> MemcpyMover:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16 MiB.\nSee the docs")
 
 
+def make_without_compiler() -> MemcpyMover:
+    raise FileNotFoundError(2, "No such file or directory", "nvcc")
+
+
 def make_unavailable() -> MemcpyMover:
     raise MoverUnavailable("batched", ["CUDA 12"])
 
@@ -141,6 +167,7 @@ def test_only_the_fastest_mover_is_kept_and_those_that_cannot_be_made_cost_no_ot
     makers: dict[str, Callable[[], SectionMover]] = {
         "full": make_none,
         "old": make_unavailable,
+        "uncompiled": make_without_compiler,
         "slow": partial(make, "slow", 1.0),
         "fast": partial(make, "fast", 0.001),
     }
@@ -151,6 +178,7 @@ def test_only_the_fastest_mover_is_kept_and_those_that_cannot_be_made_cost_no_ot
     assert chosen.problems == {
         "full": "CUDA out of memory. Tried to allocate 16 MiB.",
         "old": "mover batched: CUDA 12",
+        "uncompiled": "[Errno 2] No such file or directory: 'nvcc'",
     }
     gc.collect()
     assert [ref() is None for ref in made] == [True, False], "staging of the slow one is free"

@@ -20,9 +20,10 @@ from engine.errors import (
     TransferStuck,
     describe_in_one_line,
 )
+from engine.kv import cuda_transfer
 from engine.kv import mover as mover_module
-from engine.kv.cuda_mover import EventTransfer, all_queued
 from engine.kv.cuda_runtime import CudaRuntime
+from engine.kv.cuda_transfer import EventTransfer, all_queued
 from engine.kv.mover import Transfer, wait_at_close, wait_for_compute, wait_to_end
 from engine.llm_engine import LLMEngine
 from engine.request import TokenEvent
@@ -95,13 +96,30 @@ def test_transfer_on_a_device_that_is_lost_says_so_in_one_line() -> None:
         )
 
 
+def test_deadline_of_a_transfer_begins_when_the_pass_before_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_transfer, "DEADLINE_S", cuda_transfer.POLL_FIRST_S)
+    over = list[str]()
+    mark = FakeEvent(synchronize=lambda: over.append("pass"))
+    event = FakeEvent(query=lambda: bool(over))
+    transfer = EventTransfer(
+        cast("torch.cuda.Event", event), GPU, after=cast("torch.cuda.Event", mark)
+    )
+    transfer.wait()
+    assert over == ["pass"]
+    never = EventTransfer(cast("torch.cuda.Event", FakeEvent(query=lambda: False)), GPU)
+    with pytest.raises(TransferStuck):
+        never.wait()
+
+
 def test_what_is_computed_on_a_device_that_is_lost_ends_no_thread_of_a_sink() -> None:
     with pytest.raises(DeviceLost, match=r"illegal memory access was encountered$"):
         wait_for_compute(cast("torch.cuda.Event", FakeEvent()))
 
 
 def test_streams_of_a_device_that_is_lost_take_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kv.cuda_mover.record", fail_illegally)
+    monkeypatch.setattr("engine.kv.cuda_transfer.record", fail_illegally)
     with pytest.raises(DeviceLost, match="cuda:0 has failed"):
         all_queued(GPU, cast("torch.cuda.Stream", object()))
 

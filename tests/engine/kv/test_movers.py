@@ -18,6 +18,7 @@ from engine.block_pool import BlockPool
 from engine.errors import InvalidRequest
 from engine.kv.batched_mover import BatchedMover
 from engine.kv.block_list import BlockList
+from engine.kv.cuda_mover import BOUNCE_BYTES
 from engine.kv.cuda_runtime import open_runtime
 from engine.kv.gather_mover import GatherMover
 from engine.kv.memcpy_mover import MemcpyMover
@@ -55,12 +56,17 @@ class Bench:
     pool: BlockPool
     layout: BlockLayout
     arena: memoryview
+    pinned: PinnedMemory | None
     expected: Bytes
     """What every block of the pool is to hold, [block, byte]."""
 
     @property
     def widths(self) -> list[int]:
         return [section.bytes for section in self.layout.sections]
+
+    @property
+    def device(self) -> torch.device:
+        return self.pool.memory.device
 
     def offset(self, section: int) -> int:
         return sum(self.widths[:section])
@@ -202,7 +208,7 @@ def bench(request: pytest.FixtureRequest, layout: BlockLayout) -> Iterator[Bench
         mover = HOST_MOVERS[name](pool, layout, arena)
     else:
         mover, pinned = _gpu_mover(name, pool, layout, arena)
-    yield Bench(mover, pool, layout, arena, expected)
+    yield Bench(mover, pool, layout, arena, pinned, expected)
     mover.close()
     if pinned is not None:
         pinned.close()
@@ -340,11 +346,96 @@ def test_pass_that_is_ordered_behind_a_transfer_reads_what_it_moved(bench: Bench
     wait_to_end(*transfers)
 
 
+@pytest.mark.parametrize("size", [1, 48, 100_003])
+def test_bytes_that_lie_together_are_copied_in_and_out(bench: Bench, size: int) -> None:
+    rng = np.random.default_rng(size)
+    given = rng.integers(0, 256, size, np.uint8)
+    part, memory = bench.arena[:size], torch.zeros(size + 9, dtype=torch.uint8, device=bench.device)
+    part[:] = given.data
+    wait_to_end(bench.mover.copy_in(part, memory[3:-6], after=bench.mover.mark_compute()))
+    found = memory.cpu().numpy()
+    assert np.array_equal(found[3:-6], given)
+    assert not found[:3].any()
+    assert not found[-6:].any()
+    part[:] = bytes(size)
+    wait_to_end(bench.mover.copy_out(memory[3:-6], part))
+    assert np.array_equal(np.frombuffer(part, np.uint8), given)
+    # Of an owner that has no part in the arena.
+    other = np.zeros(size, np.uint8)
+    wait_to_end(bench.mover.copy_out(memory[3:-6], other.data))
+    assert np.array_equal(other, given)
+
+
+def test_copy_begins_when_what_was_computed_before_it_is_done(bench: Bench) -> None:
+    """A record that was made just now is stored as it is then; memory that is still to be read is
+    not overwritten before."""
+    size = 60_000
+    memory = torch.zeros(size, dtype=torch.uint8, device=bench.device)
+    bench.keep_busy()
+    memory.fill_(9)
+    wait_to_end(bench.mover.copy_out(memory, bench.arena[:size], after=bench.mover.mark_compute()))
+    assert bytes(bench.arena[:size]) == b"\t" * size
+    bench.arena[:size] = b"\5" * size
+    bench.keep_busy()
+    before = memory.clone()
+    wait_to_end(bench.mover.copy_in(bench.arena[:size], memory, after=bench.mover.mark_compute()))
+    assert (before.cpu() == 9).all()
+    assert (memory.cpu() == 5).all()
+
+
+def test_copies_of_no_bytes_have_ended_and_those_that_do_not_fit_are_refused(bench: Bench) -> None:
+    memory = torch.zeros(40, dtype=torch.uint8, device=bench.device)
+    assert bench.mover.copy_in(bench.arena[:0], memory[:0]).has_ended
+    assert bench.mover.copy_out(memory[:0], bench.arena[:0]).has_ended
+    elsewhere = torch.zeros(20, dtype=torch.uint8, device="meta")
+    for other, message in (
+        (memory[:21], "part to copy: given 20 bytes, expected 21 bytes"),
+        (memory[::2], "memory to copy: given bytes that lie apart"),
+        (elsewhere, "memory to copy: given bytes that lie together on meta"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            bench.mover.copy_in(bench.arena[:20], other)
+        with pytest.raises(InvalidRequest, match=message):
+            bench.mover.copy_out(other, bench.arena[:20])
+    assert not memory.any()
+
+
 def test_checksum_of_a_section_is_of_what_stands_in_the_pool(bench: Bench) -> None:
     ids = random.Random(6).sample(range(CAPACITY), 61)
     for section, width in enumerate(bench.widths):
         found = section_xxh3(bench.mover, width, section, BlockList(ids))
         assert found == xxhash.xxh3_64_intdigest(bench.section_of(ids, section))
+
+
+@pytest.mark.gpu
+def test_buffer_that_is_too_small_is_let_go_of_when_there_is_a_larger_one() -> None:
+    layout = BlockLayout((Section("a", 64), Section("b", BOUNCE_BYTES + 64)))
+    pool = BlockPool(block_bytes=layout.block_bytes, capacity_blocks=2, device="cuda")
+    mover, pinned = _gpu_mover("staged_unpinned", pool, layout, memoryview(b""))
+    for section, width in enumerate((64, BOUNCE_BYTES + 64)):
+        out = np.zeros(width, np.uint8)
+        wait_to_end(mover.from_pool(out.data, section, [1]))
+        assert not out.any()
+    assert [one.view.nbytes for one in pinned._ranges] == [BOUNCE_BYTES + 64]
+    mover.close()
+    assert not pinned._ranges
+    pinned.close()
+
+
+@pytest.mark.gpu
+def test_larger_copy_than_the_buffer_goes_through_it_in_pieces() -> None:
+    layout = LAYOUTS["odd"]
+    pool = BlockPool(block_bytes=layout.block_bytes, capacity_blocks=2, device="cuda")
+    mover, pinned = _gpu_mover("staged_unpinned", pool, layout, memoryview(b""))
+    given = np.random.default_rng(8).integers(0, 256, 2 * BOUNCE_BYTES + 77, np.uint8)
+    memory = torch.zeros(len(given), dtype=torch.uint8, device="cuda")
+    wait_to_end(mover.copy_in(given.data, memory, after=mover.mark_compute()))
+    out = np.zeros_like(given)
+    wait_to_end(mover.copy_out(memory, out.data))
+    assert np.array_equal(memory.cpu().numpy(), given)
+    assert np.array_equal(out, given)
+    mover.close()
+    pinned.close()
 
 
 @pytest.mark.gpu

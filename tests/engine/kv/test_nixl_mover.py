@@ -4,10 +4,13 @@ right bytes is tested with the other movers."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
 
 from engine.block_pool import BlockPool
 from engine.errors import MoverUnavailable, TransferFailed, TransferStuck
@@ -87,6 +90,62 @@ def test_arena_is_kept_beside_a_transfer_that_may_be_in_it(host: Host) -> None:
     wait_to_end(transfer)
     mover.close()
     assert host.nixl.registered == {}
+
+
+class BusyLock:
+    """Something else happens just before it is taken for the first time."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._lock = Lock()
+        self._before: list[Callable[[], None]] = [before]
+
+    def __enter__(self) -> None:
+        while self._before:
+            self._before.pop()()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_arena_that_is_let_go_of_while_a_transfer_is_begun_is_not_moved_from_by_nixl(
+    host: Host,
+) -> None:
+    mover = host.make_mover()
+    part = host.part(2)
+    wait_to_end(mover.to_pool(part, 0, [3, 1]))
+    part[:] = b"\7" * part.nbytes
+
+    def come_back() -> None:
+        host.arena = host.map_arena()
+        wait_to_end(mover.to_pool(host.part(1), 0, [5]))
+
+    mover._lock = cast("Lock", BusyLock(come_back))
+    wait_to_end(mover.to_pool(part, 0, [3, 1]))
+    assert (host.pool.memory[[3, 1], :640] == 7).all()
+    mover.close()
+    assert host.nixl.registered == {}
+
+
+class LongPass:
+    """A mark of a pass that is over when it has been waited for."""
+
+    is_over = False
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def synchronize(self) -> None:
+        self.is_over = True
+
+
+def test_pass_before_a_transfer_may_take_as_long_as_it_likes(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mover, mark = host.make_mover(), LongPass()
+    wait_to_end(mover.to_pool(host.part(2), 0, [3, 1], after=cast("torch.cuda.Event", mark)))
+    assert mark.is_over
+    mover.close()
 
 
 @pytest.mark.parametrize("call", ["nixl_agent", "register_memory"])

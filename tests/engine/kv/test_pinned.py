@@ -1,6 +1,7 @@
 """What is page-locked stays mapped, and an arena that takes another's place is locked anew."""
 
 import os
+import weakref
 from collections.abc import Iterator
 from threading import Event
 
@@ -126,6 +127,28 @@ def test_arena_that_cannot_be_locked_is_told_and_the_old_one_is_let_go(host: Hos
     assert not host.runtime.locked
     assert "no room" in str(host.pin.status.problem)
     assert host.pin.status.pinned_bytes == 0
+
+
+def test_nothing_maps_the_old_arena_when_there_has_to_be_room_for_the_new_one(host: Host) -> None:
+    """Else a host would need room for two."""
+    host.pin.pin()
+    old = host.pin._pinned
+    assert old is not None
+    ref = weakref.ref(old)
+    del old
+    there: list[bool] = []
+
+    def look() -> LockLimits:
+        there.append(ref() is not None)
+        return PLENTY
+
+    host.pin._limits = look
+    host.region.close()
+    host.region = host.map_new()
+    assert not host.is_locked()
+    host.wait()
+    assert there == [False]
+    assert host.is_locked()
 
 
 @pytest.fixture

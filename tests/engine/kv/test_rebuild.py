@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy as copy_of
 from random import Random
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -13,10 +15,19 @@ from engine.block_pool import BlockPool
 from engine.errors import RebuiltWrong, TransferFailed
 from engine.kv.block_list import BlockList
 from engine.kv.cuda_rebuild import GpuRebuilder, ShardKernels, pack_loss
+from engine.kv.cuda_runtime import open_runtime
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import ComputeMark, Transfer, wait_to_end
-from engine.kv.rebuild import Rebuilder
-from engine.kv.rebuild_choice import RebuildTimes, choose_is_reader, time_on_host
+from engine.kv.mover import ENDED, ComputeMark, Transfer, wait_to_end
+from engine.kv.pinned import PinnedMemory, address_of
+from engine.kv.rebuild import Rebuilder, move_parity
+from engine.kv.rebuild_choice import (
+    RebuildTimes,
+    choose_is_reader,
+    find_rebuilder,
+    time_on_host,
+)
+from engine.kv.section_kernels import TorchKernels
+from engine.kv.staged_mover import StagedMover
 from engine.sources.agent_source import AgentSource
 from engine.sources.load import ThreadedLoad
 from engine.sources.run_swap import RunSwap, cut_between
@@ -26,9 +37,11 @@ from engine.work_threads import WorkThreads
 from kernels.reference.gf256 import combine_shards
 from kernels.reference.xxh3 import hash_shards
 from kvstore.admin.local_cluster import LocalCluster
+from kvstore.arena.region import RunMemory
 from kvstore.client import (
     AgentClient,
     ArenaRun,
+    BlockingAgentClient,
     BlockLayout,
     BlockLoss,
     Section,
@@ -36,6 +49,7 @@ from kvstore.client import (
 )
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import HitPlan
+from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.kv.host_rebuilder import HostRebuilder
 from tests.engine.kv.lost_shards import LostRun, data_losses
 from tests.engine.stored_prompt import StoredPrompt
@@ -149,6 +163,47 @@ class CopyMover(MemcpyMover):
         self._pool.copy_(self._host)
         return moved
 
+    def copy_in(
+        self, part: memoryview, target: torch.Tensor, *, after: ComputeMark = None
+    ) -> Transfer:
+        target.view(-1).copy_(torch.frombuffer(part, dtype=torch.uint8))
+        return ENDED
+
+
+@pytest.mark.gpu
+def test_parity_is_read_from_pages_that_are_held_while_a_rebuild_is_queued(rng: Random) -> None:
+    """By the mover of an engine, out of an arena that is page-locked."""
+    run = LostRun(WHOLE, [(3,), (0, 9), (), (4,)], rng, k=10, m=2)
+    area = np.frombuffer(run.memory.view, np.uint8)
+    locked = torch.empty(len(area), dtype=torch.uint8, pin_memory=True)
+    locked.numpy()[:] = area
+    run.memory = RunMemory(run.layout, locked.numpy().data, locked.data_ptr())
+    pool, _, kernels = gpu_rebuilder(run)
+    runtime = copy_of(open_runtime())
+    pinned = PinnedMemory(runtime, pool.memory.device)
+    range_ = pinned.adopt(locked)
+    held: list[tuple[int, int]] = []
+    copy = runtime.copy
+
+    def watched(target: int, source: int, size_bytes: int, stream: int) -> None:
+        if range_.users:
+            held.append((source, size_bytes))
+        copy(target, source, size_bytes, stream)
+
+    runtime.copy = watched  # type: ignore[method-assign]
+    mover = StagedMover(pool, WHOLE, pinned=pinned, runtime=runtime, kernels=TorchKernels())
+    rebuilder = GpuRebuilder(pool, mover, kernels)
+    lost = run.blocks_lost
+    keys = [run.keys[loss.block] for loss in lost]
+    wait_to_end(*rebuilder.bring(cast("ArenaRun", run), keys, lost, BlockList(range(3))))
+    for block_id, loss in enumerate(lost):
+        assert pool.memory[block_id].cpu().numpy().tobytes() == run.contents[loss.block]
+    for first, end in ((0, 2), (3, 4)):
+        part = run.parity(first, end)
+        assert (address_of(part), part.nbytes) in held
+    mover.close()
+    pinned.close()
+
 
 def gpu_rebuilder(run: LostRun) -> tuple[BlockPool, GpuRebuilder, ShardKernels]:
     pool = BlockPool(
@@ -172,6 +227,22 @@ def test_a_shard_that_lies_is_found_when_its_block_is_rebuilt(
         bring(run, pool, range(3))
 
 
+@pytest.mark.parametrize("lost", [[(3,)], [(3,), (0, 9), (4,)], [(), (3,), (), (0, 9), (4,), ()]])
+def test_parity_of_blocks_that_have_lost_something_lies_together_in_the_end(
+    lost: list[tuple[int, ...]], rng: Random
+) -> None:
+    run = LostRun(WHOLE, lost, rng, k=10, m=2)
+    losses = run.blocks_lost
+    mover = DelayedMover(BlockPool(block_bytes=WHOLE.block_bytes, capacity_blocks=1), WHOLE)
+    target = torch.zeros((len(losses), 2, WHOLE.block_bytes // 10), dtype=torch.uint8)
+    transfers = move_parity(mover, cast("ArenaRun", run), losses, target, None)
+    assert not target.any()
+    mover.go_on()
+    wait_to_end(*transfers)
+    for row, loss in zip(target, losses, strict=True):
+        assert row.numpy().tobytes() == bytes(run.parity(loss.block, loss.block + 1))
+
+
 def test_rebuilding_a_second_time_changes_nothing(rng: Random) -> None:
     run = LostRun(RAGGED, [(9,), (0, 1)], rng, k=10, m=2)
     assert all(rebuild_in_run(run.memory, run.keys, run.blocks_lost))
@@ -185,6 +256,26 @@ def test_the_measured_faster_one_rebuilds() -> None:
     assert not choose_is_reader(RebuildTimes(agent_s=0.002, reader_s=0.002))
     clock = iter([0.0, 9.0, 10.0, 11.0, 20.0, 20.5, 30.0, 32.0])  # the first round is left out
     assert time_on_host(4, 2, 64, 2, clock=lambda: next(clock)) == 0.5
+
+
+class FullAgent:
+    """Of which the arena has no room."""
+
+    def lease_run(self, *_: object, **__: object) -> None:
+        return None
+
+
+def test_engine_that_finds_a_full_arena_at_its_start_says_who_rebuilds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = BlockPool(block_bytes=WHOLE.block_bytes, capacity_blocks=1)
+    mover = MemcpyMover(pool, WHOLE)
+    on_gpu = cast("BlockPool", SimpleNamespace(memory=SimpleNamespace(device=torch.device("cuda"))))
+    client = cast("BlockingAgentClient", FullAgent())
+    namespace = StoredPrompt(1, layout=WHOLE).namespace
+    assert find_rebuilder(client, namespace, on_gpu, mover, clock=time.monotonic) is None
+    (record,) = caplog.records
+    assert "rebuilt by the agent, whose arena has no room" in record.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
 """Sections moved by PyTorch's own operations, against the reference."""
 
+import logging
+from collections.abc import Callable
+from typing import NoReturn
+
 import pytest
 import torch
 
-from engine.kv.section_kernels import TorchKernels
+from engine.kv import section_kernels
+from engine.kv.section_kernels import TorchKernels, find_kernels
 from kernels.reference.block_sections import gather_block_sections, scatter_block_sections
 
 
@@ -24,3 +29,54 @@ def test_sections_are_those_of_the_reference(block_bytes: int, offset: int, widt
     TorchKernels().gather(found, pool, ids, offset, 1)
     assert torch.equal(found, wanted)
     assert torch.equal(found, staging)
+
+
+class Compiling(TorchKernels):
+    """TileLang's kernels, where the compiler does what a test says."""
+
+    is_compiled = True
+    compile: Callable[[], None]
+
+    def gather(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        type(self).compile()
+        super().gather(staging, pool, block_ids, offset_bytes, thread_blocks)
+
+
+def lack_nvcc() -> NoReturn:
+    raise RuntimeError("Compilation failed: nvcc not found\nand a trace")
+
+
+def lack_compiler() -> NoReturn:
+    raise FileNotFoundError(2, "No such file or directory", "g++")
+
+
+@pytest.mark.parametrize("fail", [lack_nvcc, lack_compiler])
+def test_kernels_that_cannot_be_compiled_are_pytorchs_and_the_log_says_why(
+    fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
+    monkeypatch.setattr(Compiling, "compile", staticmethod(fail), raising=False)
+    kernels = find_kernels(torch.zeros((2, 96), dtype=torch.uint8), 48)
+    assert isinstance(kernels, TorchKernels)
+    assert not kernels.is_compiled
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "nvcc and a C++ compiler" in record.getMessage()
+    assert "trace" not in record.getMessage()
+
+
+def test_kernels_that_can_be_compiled_are_taken_and_the_pool_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
+    monkeypatch.setattr(Compiling, "compile", staticmethod(lambda: None), raising=False)
+    pool = torch.arange(192, dtype=torch.uint8).view(2, 96)
+    assert find_kernels(pool, 48).is_compiled
+    assert torch.equal(pool, torch.arange(192, dtype=torch.uint8).view(2, 96))

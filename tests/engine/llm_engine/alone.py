@@ -10,6 +10,7 @@ from itertools import groupby
 from engine.model_runner import Part, WaitForSection, wait_for_nothing
 from engine.sampling import FloatArray
 from engine.sequence import Sequence
+from engine.window_record import WindowRecord
 from kvstore.key import KeyChain
 from kvstore.layout import BLOCK_TOKENS
 from tests.engine.llm_engine.driven import Kept
@@ -70,9 +71,10 @@ def record_windows(one: EngineBench) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     copy_window = one.runner.copy_window
 
-    def recording(sequence: Sequence, anchor: int, into: memoryview) -> None:
-        copy_window(sequence, anchor, into)
-        found[anchor] = bytes(into)
+    def recording(sequence: Sequence, anchor: int) -> WindowRecord:
+        record = copy_window(sequence, anchor)
+        found[anchor] = record.memory.numpy().tobytes()
+        return record
 
     one.runner.copy_window = recording  # type: ignore[method-assign]
     return found

@@ -13,6 +13,7 @@ from itertools import accumulate
 from engine.model_runner import ModelRunner
 from engine.prefix_source import LoadFellShort, LoadOutcome, PrefixFound
 from engine.save_receipt import SaveReceipt
+from engine.window_record import WindowRecord
 from kvstore.layout import BLOCK_TOKENS, BlockLayout
 from kvstore.policy import MISS, HitPlan, plan_dense_hit, plan_hit
 
@@ -86,9 +87,9 @@ class DrivenSink:
     def dropped_windows(self) -> int:
         return 0
 
-    def save_window(self, key: bytes, record: memoryview) -> None:
+    def save_window(self, key: bytes, record: WindowRecord) -> None:
         self.windows_saved += 1
-        self._kept.put_window(key, bytes(record))
+        self._kept.put_window(key, record.memory.numpy().tobytes())
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
         while self._pool.free_blocks < blocks:

@@ -17,13 +17,15 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from engine.block_pool import BlockPool
-from engine.model_runner import Buffer, Part, WaitForSection, wait_for_nothing
+from engine.model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from engine.runners.marks import read_marks, write_marks
 from engine.runners.v41_runner import farthest_hit, plan_borders
 from engine.sampling import FloatArray
 from engine.sequence import Sequence
+from engine.window_record import WindowRecord
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS, BlockLayout, Section
 from kvstore.policy import DRAFT_TOKENS, MISS, WINDOW_RING_TOKENS, WINDOW_TOKENS, HitPlan
@@ -86,7 +88,7 @@ class SummingRunner:
             self._free_slots.append(sequence.state.slot)
             sequence.state = None
 
-    def start_after(self, sequence: Sequence, plan: HitPlan, window: Buffer | None) -> None:
+    def start_after(self, sequence: Sequence, plan: HitPlan, window: Window | None) -> None:
         assert (window is None) == (plan.window_anchor is None), plan
         known_tokens, is_dense = len(sequence.token_ids), self.window_layout is None
         farthest = known_tokens - 1 if is_dense else farthest_hit(sequence.prompt_tokens)
@@ -97,7 +99,8 @@ class SummingRunner:
         if window is not None:
             assert plan.window_anchor == plan.hit_tokens, plan
             state.window_first -= WINDOW_TOKENS
-            rows = np.frombuffer(window, np.uint64)
+            stored = window.memory.numpy() if isinstance(window, WindowRecord) else window
+            rows = np.frombuffer(stored, np.uint64)
             self._rings[state.slot, _places(state.window_first, state.length)] = rows
         sequence.hit = plan
         sequence.computed_tokens = plan.hit_tokens
@@ -127,10 +130,10 @@ class SummingRunner:
         is_there = anchor > 0 and state.window_first <= anchor - WINDOW_TOKENS
         return anchor if is_there and state.length - anchor <= DRAFT_TOKENS else None
 
-    def copy_window(self, sequence: Sequence, anchor: int, into: memoryview) -> None:
+    def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
         assert anchor == self.window_anchor(sequence), anchor
         rows = self._rings[sequence.state.slot, _places(anchor - WINDOW_TOKENS, anchor)]
-        into[:] = rows.tobytes()
+        return WindowRecord(torch.frombuffer(bytearray(rows.tobytes()), dtype=torch.uint8))
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:
         state = self._state_of(sequence)

@@ -1,7 +1,10 @@
 """Blocks are found by their keys until the pool hands them out anew; windows within a bound."""
 
+import torch
+
 from engine.block_pool import BlockPool
 from engine.prefix_index import PrefixIndex
+from engine.window_record import WindowRecord
 from engine.window_snapshots import WindowSnapshots
 
 A, B, C = b"a", b"b", b"c"
@@ -59,7 +62,7 @@ def test_key_stays_with_its_first_block_while_that_is_there() -> None:
 
 def test_snapshot_that_was_used_longest_ago_goes_first() -> None:
     snapshots = WindowSnapshots(2)
-    records = {key: memoryview(bytearray(key)) for key in (A, B, C)}
+    records = {key: WindowRecord(torch.zeros(1, dtype=torch.uint8)) for key in (A, B, C)}
     snapshots.put(A, records[A])
     snapshots.put(B, records[B])
     assert snapshots.get(A) is records[A]

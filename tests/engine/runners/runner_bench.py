@@ -157,11 +157,10 @@ class RunnerBench:
         return self.window(sequence, anchor) if self.runner.window_layout else None
 
     def window(self, sequence: Sequence, anchor: int) -> bytes:
-        layout = self.runner.window_layout
-        assert layout is not None
-        record = bytearray(FILL.to_bytes() * layout.block_bytes)
-        self.runner.copy_window(sequence, anchor, memoryview(record))
-        return bytes(record)
+        record = self.runner.copy_window(sequence, anchor).memory.numpy()
+        assert self.runner.window_layout is not None
+        assert record.nbytes == self.runner.window_layout.block_bytes
+        return record.tobytes()
 
 
 def same_bits(one: FloatArray, other: FloatArray) -> bool:

@@ -3,6 +3,9 @@
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +20,7 @@ from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
 from kvstore.layout import BlockLayout
+from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -59,7 +63,7 @@ class Saving:
         return receipt
 
     def save_window(self) -> None:
-        self.sink.save_window(self.prompt.keys[-1], memoryview(self.prompt.window))
+        self.sink.save_window(self.prompt.keys[-1], self.prompt.record)
 
     def fetch_window(self) -> bytes | None:
         record = bytearray(WINDOW.block_bytes)
@@ -111,6 +115,94 @@ def test_blocks_that_do_not_get_out_of_the_pool_are_no_fault_of_the_store(
     assert saving.sink.close(DEADLINE_S)
     assert (saving.faults.count, saving.faults.transfers) == (0, 2)
     assert saving.pool.free_blocks == BLOCKS
+
+
+class WaitingMover(MemcpyMover):
+    """Its device is said to have computed so far when it is waited for."""
+
+    def __init__(self, pool: BlockPool, layout: BlockLayout) -> None:
+        super().__init__(pool, layout)
+        self.happened: list[str] = []
+
+    def mark_compute(self) -> ComputeMark:
+        return cast("ComputeMark", SimpleNamespace(synchronize=self._note))
+
+    def _note(self) -> None:
+        self.happened.append("computed")
+
+    def from_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        assert after is None, "it has been waited for"
+        return super().from_pool(part, section, block_ids)
+
+
+def test_runs_are_leased_when_what_is_saved_is_computed(
+    client: BlockingAgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room in the arena is not idle for a pass."""
+    made: list[WaitingMover] = []
+
+    def make(pool: BlockPool, layout: BlockLayout) -> WaitingMover:
+        made.append(WaitingMover(pool, layout))
+        return made[-1]
+
+    saving = Saving(client, SinkLimits(lease_blocks_max=BLOCKS), make)
+    (mover,) = made
+    for name in ("lease_run", "lease_window"):
+        lease = getattr(client, name)
+
+        def noting(*args: object, lease: Any = lease, **options: object) -> object:  # noqa: ANN401
+            mover.happened.append("lease")
+            return lease(*args, **options)
+
+        monkeypatch.setattr(client, name, noting)
+    receipt = saving.save()
+    assert saving.sink.flush(DEADLINE_S)
+    assert mover.happened == ["computed", "lease"]
+    record = replace(saving.prompt.record, after=mover.mark_compute())
+    saving.sink.save_window(saving.prompt.keys[-1], record)
+    assert saving.sink.close(DEADLINE_S)
+    assert mover.happened == ["computed", "lease"] * 2
+    assert receipt.summary() == SaveSummary(stored=BLOCKS)
+    assert saving.fetch_window() == saving.prompt.window
+
+
+def test_window_state_is_put_when_all_of_it_is_in_the_arena(client: BlockingAgentClient) -> None:
+    made: list[DelayedMover] = []
+
+    def make(pool: BlockPool, layout: BlockLayout) -> DelayedMover:
+        made.append(DelayedMover(pool, layout))
+        return made[-1]
+
+    saving = Saving(client, SinkLimits(), make)
+    saving.save_window()
+    sections = len(WINDOW.sections)
+    wait_until(lambda: len(made[0].started) == sections)
+    made[0].go_on(sections - 1)
+    assert saving.fetch_window() is None
+    made[0].go_on()
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.fetch_window() == saving.prompt.window
+
+
+def test_window_state_of_a_device_that_is_lost_is_dropped_and_no_fault_of_the_store(
+    client: BlockingAgentClient,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    saving = Saving(client, SinkLimits())
+    after = cast("ComputeMark", SimpleNamespace(synchronize=fail))
+    saving.sink.save_window(saving.prompt.keys[-1], replace(saving.prompt.record, after=after))
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.sink.dropped_windows == 1
+    assert (saving.faults.count, saving.faults.transfers) == (0, 1)
 
 
 @pytest.fixture

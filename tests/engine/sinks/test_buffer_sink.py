@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from engine.block_pool import BlockPool
 from engine.block_store import BlockStore
@@ -15,6 +16,7 @@ from engine.save_receipt import SaveReceipt, SaveSummary
 from engine.sinks.buffer_sink import BufferSink
 from engine.sinks.threaded_sink import SinkLimits
 from engine.store_faults import StoreFaults
+from engine.window_record import WindowRecord
 from kvstore.key import Namespace
 from tests.engine.memory_store import FailingStore, StuckStore
 
@@ -22,6 +24,7 @@ GEOMETRY = KVGeometry(layers=1, kv_heads=1, head_dim=8)
 NAMESPACE = Namespace(model="m", weights="w", tokenizer="t", layout=block_layout(GEOMETRY))
 KEYS = NAMESPACE.block_keys(list(range(128 * 12)))
 DEADLINE_S = 20.0
+RECORD = WindowRecord(torch.zeros(6, dtype=torch.uint8))
 
 
 class Saving:
@@ -159,7 +162,7 @@ def test_sink_drops_the_oldest_window_state_when_too_much_waits(stuck: StuckStor
     saving.submit(0, 1)
     assert stuck.entered.wait(DEADLINE_S)
     for key in KEYS[:5]:
-        saving.sink.save_window(key, memoryview(b"record"))
+        saving.sink.save_window(key, RECORD)
     assert saving.sink.dropped_windows == 3
     stuck.release.set()
     assert saving.sink.close(DEADLINE_S)

@@ -129,13 +129,13 @@ def test_closed_sink_takes_nothing_more(saving: Saving) -> None:
             saving.prompt.keys[:1], block_ids, ttl_class="chat", receipt=SaveReceipt()
         )
     with pytest.raises(EngineClosed):
-        saving.sink.save_window(saving.prompt.keys[0], memoryview(saving.prompt.window))
+        saving.sink.save_window(saving.prompt.keys[0], saving.prompt.record)
     saving.pool.release(block_ids)
     assert saving.pool.free_blocks == BLOCKS
 
 
 def test_sink_over_a_plain_store_drops_window_state_and_counts_it() -> None:
     saving = Saving(MemoryStore(), has_window_state=True)
-    saving.sink.save_window(saving.prompt.keys[0], memoryview(saving.prompt.window))
+    saving.sink.save_window(saving.prompt.keys[0], saving.prompt.record)
     assert saving.sink.close(DEADLINE_S)
     assert saving.sink.dropped_windows == 1

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from engine.errors import TransferFailed
+from engine.kv.mover import ComputeMark, Transfer
 from engine.prefix_source import LoadFellShort
 from engine.sources.load import ThreadedLoad
 from engine.sources.run_swap import RunSwap
@@ -158,6 +159,51 @@ def test_pass_over_a_run_that_was_lost_under_way_is_not_confirmed() -> None:
     assert one.end() == 0
     assert isinstance(one.error, AgentUnreachable)
     assert one.pool.free_blocks == BLOCKS
+
+
+class LongPass:
+    """What a load stands behind, and a clock: the pass takes 100 s, a look at the clock 4. When it
+    is over the transfers are known to have ended by the next look."""
+
+    def __init__(self) -> None:
+        self.load: ThreadedLoad | None = None
+        self.is_over = False
+        self._now_s = 0.0
+
+    def query(self) -> bool:
+        return self.is_over
+
+    def synchronize(self) -> None:
+        self._now_s += 100.0
+        self.is_over = True
+
+    def clock(self) -> float:
+        self._now_s += 4.0
+        if self.is_over and self.load is not None:
+            self.load.confirm_sections()
+        return self._now_s
+
+
+def test_deadline_to_confirm_a_load_begins_when_what_it_stands_behind_is_computed() -> None:
+    prompt, before = StoredPrompt(BLOCKS), LongPass()
+    pool = prompt.pool(BLOCKS)
+    load = ThreadedLoad(
+        prompt.tokens,
+        prompt.keys,
+        sections=SECTIONS,
+        pool=pool,
+        section_wait_s=0.0,
+        bring=lambda load: load.take(),
+        on_change=lambda: None,
+        clock=before.clock,
+        mark_compute=lambda: cast("ComputeMark", before),
+    )
+    plan = HitPlan(hit_tokens=BLOCKS * 128, replay_tokens=0, window_anchor=None)
+    load.begin(plan, pool.allocate(BLOCKS), 0)
+    load.publish_sections(SECTIONS, [cast("Transfer", object())])
+    before.load = load
+    load.confirm()
+    assert before.is_over
 
 
 def test_load_without_anything_under_way_is_confirmed_at_once() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -61,10 +62,11 @@ async def serving(
     bounds: ConnectionBounds | None = None,
     *,
     model: dict[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[tuple[ScriptedDesk, WorkerAddress]]:
     desk = ScriptedDesk(script)
     status = {"engine": name} | ({} if model is None else {"model": model})
-    desk.server = WorkerServer(desk, describe=lambda: status, bounds=bounds)
+    desk.server = WorkerServer(desk, describe=lambda: status, bounds=bounds, clock=clock)
     path = folder / f"{name}.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(path))

@@ -175,7 +175,7 @@ def large_frame(size_bytes: int) -> bytes:
 
 
 async def test_stream_that_ends_four_bytes_before_the_end_of_a_message_is_malformed() -> None:
-    for body_bytes, large in ((4, None), (SMALL_BYTES + 4, LargeFrames(1, wait_s=60))):
+    for body_bytes, large in ((4, None), (SMALL_BYTES + 4, LargeFrames(1, wait_s=60, stall_s=60))):
         reader = asyncio.StreamReader()
         reader.feed_data(body_bytes.to_bytes(4, "little") + bytes(body_bytes - 4))
         reader.feed_eof()
@@ -184,7 +184,7 @@ async def test_stream_that_ends_four_bytes_before_the_end_of_a_message_is_malfor
 
 
 async def test_large_message_of_which_little_has_come_keeps_none_from_its_turn() -> None:
-    large = LargeFrames(1, wait_s=60)
+    large = LargeFrames(1, wait_s=60, stall_s=60)
     frame = large_frame(2 * SMALL_BYTES)
     idle = []
     for come_bytes in (5, SMALL_BYTES):
@@ -202,7 +202,7 @@ async def test_large_message_of_which_little_has_come_keeps_none_from_its_turn()
 
 
 async def test_wait_for_the_turn_of_a_large_message_takes_nothing_of_its_deadline() -> None:
-    large = LargeFrames(1, wait_s=60)
+    large = LargeFrames(1, wait_s=60, stall_s=60)
     frame = large_frame(2 * SMALL_BYTES)
     reader = asyncio.StreamReader()
     reader.feed_data(frame)
@@ -214,7 +214,7 @@ async def test_wait_for_the_turn_of_a_large_message_takes_nothing_of_its_deadlin
 
 
 async def test_large_message_that_never_gets_its_turn_is_told_so() -> None:
-    large = LargeFrames(1, wait_s=0.01)
+    large = LargeFrames(1, wait_s=0.01, stall_s=60)
     reader = asyncio.StreamReader()
     reader.feed_data(large_frame(2 * SMALL_BYTES))
     async with large.turn():
@@ -222,3 +222,17 @@ async def test_large_message_that_never_gets_its_turn_is_told_so() -> None:
             await read_frame(reader, deadline_s=60, large=large)
     async with large.turn():
         pass  # whoever waited in vain has taken none
+
+
+@pytest.mark.parametrize("come_bytes", [1 << 10, SMALL_BYTES - 1])
+async def test_large_message_of_which_no_more_comes_loses_its_turn(come_bytes: int) -> None:
+    large = LargeFrames(1, wait_s=60, stall_s=0.01)
+    frame = large_frame(3 * SMALL_BYTES)
+    stalled, whole = asyncio.StreamReader(), asyncio.StreamReader()
+    stalled.feed_data(frame[: 4 + SMALL_BYTES + come_bytes])
+    whole.feed_data(frame)
+    first = asyncio.ensure_future(read_frame(stalled, deadline_s=1000, large=large))
+    await asyncio.sleep(0)
+    assert await read_frame(whole, deadline_s=60, large=large) == frame[4:]
+    with pytest.raises(TimeoutError):
+        await first

@@ -1,6 +1,7 @@
 """The worker's socket, with a desk behind it that says what a test wants."""
 
 import asyncio
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from engine.client.answer import WorkerLost
 from engine.request import Request
 from engine.worker import server as server_module
-from engine.worker.connection import ConnectionBounds
+from engine.worker.connection import ConnectionBounds, UnsentAge
 from engine.worker.messages import (
     AskStatus,
     Failed,
@@ -77,6 +78,69 @@ async def test_client_that_does_not_read_costs_a_bounded_amount_and_is_let_go(fo
         assert desk.server.requests == 0
         assert desk.server.counts.abandoned == 1
         writer.close()
+
+
+async def test_client_that_is_behind_for_too_long_is_let_go_however_little_it_leaves(
+    folder: Path,
+) -> None:
+    now_s = 1000.0
+    bounds = ConnectionBounds(unsent_bytes_max=1 << 30, unsent_s=5.0)
+    async with serving(folder, "b", say(), bounds, clock=lambda: now_s) as (desk, place):
+        _, writer = await asyncio.open_unix_connection(place.path, limit=16)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(encode_frame(SUBMIT))
+        while not desk.asked:
+            await asyncio.sleep(0.001)
+        answers = (Tokens(position=n, token_ids=(1,) * 20_000) for n in count())
+        # More than any socket holds.
+        desk.server.deliver([("r1", next(answers)) for _ in range(200)])
+        now_s += 4.9
+        desk.server.deliver([("r1", next(answers))])
+        assert desk.aborted == []
+        now_s += 0.2
+        desk.server.deliver([("r1", next(answers))])
+        assert desk.aborted == ["r1"]
+        assert desk.server.requests == 0
+        writer.close()
+
+
+async def test_client_that_reads_is_kept_however_seldom_an_answer_comes(folder: Path) -> None:
+    now_s = 1000.0
+    bounds = ConnectionBounds(unsent_s=5.0)
+    async with serving(folder, "b", say(), bounds, clock=lambda: now_s) as (desk, place):
+        reader, writer = await asyncio.open_unix_connection(place.path)
+        writer.write(encode_frame(SUBMIT))
+        while not desk.asked:
+            await asyncio.sleep(0.001)
+        for position in range(4):
+            now_s += 100.0
+            answer = Tokens(position=position, token_ids=(1,) * 200_000)
+            desk.server.deliver([("r1", answer)])
+            frame = encode_frame(answer)
+            assert await reader.readexactly(len(frame)) == frame
+        assert desk.aborted == []
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "unsent", "age_s"),
+    [
+        ([], [0, 0], 0.0),
+        ([10, 10], [10, 20], 10.0),
+        # What was there at the last look is sent, and more came: it is behind by that look.
+        ([10, 10], [10, 5], 0.0),
+        ([10, 10, 10], [10, 15, 21], 20.0),
+    ],
+)
+def test_age_of_what_is_not_sent(written: list[int], unsent: list[int], age_s: float) -> None:
+    now_s = 0.0
+    age = UnsentAge(lambda: now_s)
+    measured = 0.0
+    for count_bytes, left_bytes in zip_longest(written, unsent, fillvalue=0):
+        age.note_written(count_bytes)
+        measured = age.measure_s(left_bytes)
+        now_s += 10.0
+    assert measured == age_s
 
 
 @pytest.mark.parametrize("has_last_answer", [False, True])

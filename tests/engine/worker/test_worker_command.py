@@ -12,7 +12,7 @@ import pytest
 from engine.errors import InvalidRequest
 from engine.worker import __main__ as command
 from engine.worker.address import WorkerAddress
-from engine.worker.listening import LOST_HOST_S, listen
+from engine.worker.listening import LOST_HOST_S, UNSENT_BYTES, listen
 from engine.worker.options import parse_memory_bytes
 from kvstore.socket_file import SocketFile
 from tests.kvstore.admin.command_line import cachalot, one_line
@@ -43,6 +43,7 @@ RIGHT = {"--role": "both", "--model": "none", "--listen": "127.0.0.1:0"}
         ({"--listen": "nowhere"}, "--listen: given 'nowhere', expected a path with a / in it"),
         ({"--listen": "a..b:1"}, "--listen: given 'a..b:1', expected a path with a / in it"),
         ({"--name": "a b"}, "--name: given 'a b', expected 1 to 32 letters"),
+        ({"--device": "gpu"}, "--device: given 'gpu', expected cpu, cuda, or cuda: and a number"),
         ({"--pool-memory": "4GB"}, "--pool-memory: given '4GB', expected a size such as"),
         ({"--pool-memory": "1KiB"}, "--pool-memory: given 1024 bytes, expected 1MiB or more"),
         (
@@ -182,3 +183,15 @@ def test_connections_of_a_host_that_vanishes_come_to_an_end() -> None:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             wait_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert wait_ms == LOST_HOST_S * 1000
+
+
+def test_system_takes_little_of_an_answer_that_is_not_read() -> None:
+    with (
+        listen(WorkerAddress(host="127.0.0.1", port=0)) as listening,
+        socket.create_connection(listening.listener.getsockname()[:2]),
+    ):
+        listening.listener.setblocking(True)
+        accepted, _ = listening.listener.accept()
+        with accepted:
+            kept_bytes = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            assert kept_bytes == UNSENT_BYTES

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from kernels.gpu import main_entries as gpu
 from kernels.reference import main_entries as reference
-from tests.kernels.exact_formats import E2M1, E4M3, midpoints, neighbours, rows_of
+from tests.kernels.exact_formats import E2M1, E4M3, rows_of
 from tests.kernels.gpu.rows_contract import RowsContract
 from tests.kernels.gpu.rows_on_device import (
     DEVICES,
@@ -17,6 +17,7 @@ from tests.kernels.gpu.rows_on_device import (
     check_quantise,
     random_numbers,
 )
+from tests.kernels.tie_groups import main_code_ties, main_scale_ties
 
 KIND = Kind(
     gpu.FORMAT,
@@ -40,25 +41,14 @@ class TestQuantise:
     def test_every_scale_has_the_references_code_around_its_ties(
         self, dtype: torch.dtype, device: str
     ) -> None:
-        ties = torch.tensor([float(6 * tie) for tie in midpoints(E4M3)])
-        near = [np.nextafter(ties.numpy(), np.float32(to)) for to in (-np.inf, np.inf)]
-        amax = torch.cat([ties, *map(torch.from_numpy, near)])
-        groups = torch.zeros(len(amax), 16, dtype=dtype)
-        groups[:, 7] = -amax.to(dtype)
-        check_quantise(KIND, KIND.rows_of_groups(groups), device)
+        check_quantise(KIND, KIND.rows_of_groups(main_scale_ties(dtype)), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_float32_numbers_at_every_tie_of_every_scale_have_the_references_codes(
     device: str,
 ) -> None:
-    groups = []
-    for scale in E4M3[1:]:
-        near = [value for tie in midpoints(E2M1) for value in neighbours(tie * scale)]
-        signed = [*near, *(-value for value in near)]
-        largest = 6 * float(scale)
-        groups += [[largest, *signed[at : at + 14], -largest] for at in (0, 14, 28)]
-    check_quantise(KIND, KIND.rows_of_groups(torch.tensor(groups)), device)
+    check_quantise(KIND, KIND.rows_of_groups(main_code_ties()), device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from engine.client import EngineClient, find_places
-from kvstore.admin.engine_plan import choose_engines, name_engines, parse_engines
+from kvstore.admin.engine_plan import (
+    EngineWishes,
+    choose_engines,
+    name_engines,
+    option_words,
+    parse_engine_option,
+    parse_engines,
+    remove_engine,
+)
 from kvstore.admin.engine_status import EnginesStatus, EngineStatus
 from kvstore.admin.exit_codes import ExitCode
 from kvstore.admin.local_cluster import LocalCluster
@@ -75,27 +83,86 @@ def test_text_that_names_no_engines_is_refused(text: str) -> None:
 
 def test_engines_can_be_added_and_none_taken_away() -> None:
     known = LocalEngineOptions(model="m", prefill=1, decode=1)
-    grown = choose_engines(known, parse_engines("1p2d"), None, running=["p01"])
+    grown = choose_engines(known, EngineWishes(counts=parse_engines("1p2d")), running=["p01"])
     assert grown == LocalEngineOptions(model="m", prefill=1, decode=2)
-    assert choose_engines(known, None, None, running=[]) == known
+    assert choose_engines(known, EngineWishes(), running=[]) == known
     with pytest.raises(InvalidArgument, match=r"p01 would be gone"):
-        choose_engines(known, LocalEngineOptions(decode=1), None, running=[])
+        choose_engines(known, EngineWishes(counts=LocalEngineOptions(decode=1)), running=[])
+
+
+def test_engine_is_removed_from_the_end_of_its_role() -> None:
+    known = LocalEngineOptions(model="m", prefill=1, decode=2, both=1)
+    left = remove_engine(known, "d02")
+    assert left == LocalEngineOptions(model="m", prefill=1, decode=1, both=1)
+    with pytest.raises(InvalidArgument, match=r"--remove: given d01, expected d02, the last of"):
+        remove_engine(known, "d01")
+    assert remove_engine(LocalEngineOptions(model="m", both=1), "b01") == LocalEngineOptions()
+
+
+def test_decode_worker_is_not_removed_while_others_need_it() -> None:
+    known = LocalEngineOptions(model="m", prefill=1, decode=1)
+    with pytest.raises(InvalidArgument, match=r"d01, the only decode worker, expected p01 before"):
+        remove_engine(known, "d01")
+    assert names_of(remove_engine(known, "p01")) == ["d01"]
 
 
 def test_model_changes_only_while_no_engine_runs() -> None:
     known = LocalEngineOptions(model="m", both=1)
-    assert choose_engines(known, None, "other", running=[]).model == "other"
+    other = EngineWishes(model="other")
+    assert choose_engines(known, other, running=[]).model == "other"
     for running, said in ((["b01"], "b01 runs m"), (["b01", "b02"], "b01, b02 run m")):
         with pytest.raises(InvalidArgument, match=f"--model: given other, while {said}"):
-            choose_engines(known, None, "other", running=running)
+            choose_engines(known, other, running=running)
     with pytest.raises(InvalidArgument, match="--model: given nothing"):
-        choose_engines(LocalEngineOptions(), parse_engines("1b"), None, running=[])
+        choose_engines(LocalEngineOptions(), EngineWishes(counts=parse_engines("1b")), running=[])
+
+
+def wish_options(*texts: str) -> EngineWishes:
+    return EngineWishes(options=dict(map(parse_engine_option, texts)))
+
+
+def test_options_of_engines_are_kept_until_they_are_taken_back() -> None:
+    known = LocalEngineOptions(model="m", both=1)
+    said = choose_engines(known, wish_options("--pool-blocks=64", "must-pin"), running=[])
+    assert said.options == {"pool-blocks": "64", "must-pin": None}
+    assert option_words(said.options) == ["--pool-blocks=64", "--must-pin"]
+    more = choose_engines(said, wish_options("pool-blocks=", "cost=a=b"), running=[])
+    assert more.options == {"must-pin": None, "cost": "a=b"}
+    assert choose_engines(more, EngineWishes(), running=["b01"]) == more
+
+
+def test_options_change_only_while_no_engine_runs() -> None:
+    known = LocalEngineOptions(model="m", both=1, options={"threads": "1"})
+    said = "--engine-option: given --threads=2, while b01 runs --threads=1, expected the same"
+    with pytest.raises(InvalidArgument, match=said):
+        choose_engines(known, wish_options("threads=2"), running=["b01"])
+    grown = EngineWishes(counts=parse_engines("2b"), options={"threads": "1"})
+    assert names_of(choose_engines(known, grown, running=["b01"])) == ["b01", "b02"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "=1", "Pool=1", "name=x", "listen=/a", "--help", "role=both", "a b=1"]
+)
+def test_option_that_up_gives_itself_and_what_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--engine-option: given .* such as pool-blocks="):
+        parse_engine_option(text)
+
+
+def test_folder_keeps_options_of_engines(tmp_path: Path) -> None:
+    place = LocalFolder(tmp_path)
+    options = LocalEngineOptions(model="m", both=1, options={"threads": "1", "must-pin": None})
+    place.write_engine_options(options)
+    assert place.read_engine_options() == options
+    before = '{"model": "m", "prefill": 0, "decode": 0, "both": 1}'
+    place.engine_options_path.write_text(before)
+    assert place.read_engine_options() == LocalEngineOptions(model="m", both=1)
 
 
 def test_command_line_of_an_engine_is_recognised_and_no_other(tmp_path: Path) -> None:
     folder = LocalFolder(tmp_path).of(ENGINE)
     (engine,) = name_engines(parse_engines("1b"))
-    command = engine_command(folder, engine, "m", tmp_path / "a")
+    options = LocalEngineOptions(model="m", both=1, options={"grace": "9"})
+    command = engine_command(folder, engine, options, tmp_path / "a")
 
     def is_it(name: str) -> bool:
         place = folder.place_path(name)
@@ -104,6 +171,7 @@ def test_command_line_of_an_engine_is_recognised_and_no_other(tmp_path: Path) ->
     assert is_it("b01")
     assert not is_it("b02")
     assert command[command.index("--ticket-key") + 1] == str(tmp_path / "engines/ticket-key")
+    assert command.index("--grace") < command.index("--grace=9")
 
 
 def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) -> None:
@@ -117,7 +185,14 @@ def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) 
 
 def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
     place = LocalFolder(tmp_path)
-    for content in ("", "[]", '{"model": 1}', '{"model": "m", "prefill": -1, "decode": 0}'):
+    options = '{"model": "m", "prefill": 0, "decode": 0, "both": 1, "options": {"threads": 1}}'
+    for content in (
+        "",
+        "[]",
+        options,
+        '{"model": 1}',
+        '{"model": "m", "prefill": -1, "decode": 0}',
+    ):
         place.engine_options_path.write_text(content)
         assert place.read_engine_options() == LocalEngineOptions()
 
@@ -196,10 +271,14 @@ def engines_in_status(folder: Path, *words: str, code: int = 0) -> list[dict[str
 @pytest.mark.timeout(240)
 def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None:
     said = cachalot_json(
-        "up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", MODEL
+        *("up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", MODEL),
+        *("--engine-option", "pool-blocks=40"),
     )
     (agent,), (engine,) = said["agents"], said["engines"]
-    assert list(engine) == ["engine", "role", "model", "socket", "pid", "is_started", "log_path"]
+    assert list(engine) == [
+        *("engine", "role", "model", "options", "socket", "pid", "is_started", "log_path")
+    ]
+    assert engine["options"] == {"pool-blocks": "40"}
     assert (engine["engine"], engine["role"], engine["model"]) == ("b01", "both", str(MODEL))
     assert engine["socket"] == str(folder / "engines" / "b01.sock")
     assert len(asyncio.run(first_tokens(folder))) == 3
@@ -213,7 +292,7 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
             **{"failed_blocks": 0, "dropped_blocks": 0, "dropped_windows": 0, "store_errors": 0},
         }.items()
     )
-    assert seen["free_blocks"] <= seen["pool_blocks"]
+    assert seen["free_blocks"] <= seen["pool_blocks"] == 40
     assert (seen["model"], len(seen["namespace"])) == ("v41-mini", 32)
     LocalEngines(LocalFolder(folder)).kill("b01", signal.SIGSTOP)
     (silent,) = engines_in_status(folder, "--wait-s", "0.5", code=ExitCode.NODES_DOWN)
@@ -227,6 +306,7 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     (again,) = cachalot_json("up", "--dir", folder, "--no-gc")["engines"]
     assert again["is_started"]
     assert again["pid"] != engine["pid"]
+    assert again["options"] == {"pool-blocks": "40"}
     shown = cachalot("up", "--dir", folder, "--no-gc").stdout
     assert [line.split()[:4] for line in shown.splitlines() if line.startswith("b01")] == [
         ["b01", "was", "running", str(again["pid"])]
@@ -240,8 +320,11 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     assert [[*row[:4], row[-1]] for row in rows if row[:1] == ["b01"]] == [
         ["b01", "running", str(again["pid"]), "both", engine["socket"]]
     ]
-    ended = cachalot("down", "--dir", folder, "--engine", "b01")
-    assert ended.stdout == f"b01: stopped (process {again['pid']})\n"
+    tried = cachalot("down", "--dir", folder, "--engine", "b01", "--dry-run")
+    assert tried.stdout == f"b01: would be stopped (process {again['pid']})\n"
+    removed = cachalot("down", "--dir", folder, "--engine", "b01", "--remove")
+    assert removed.stdout.startswith(f"b01: stopped (process {again['pid']})\n2 files removed")
+    assert engines_in_status(folder) == []
     assert is_running(agent["pid"])
 
     plan = cachalot_json("down", "--dir", folder, "--wipe", "--dry-run")
@@ -289,6 +372,10 @@ def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
     said = cachalot_json("down", "--dir", folder)
     assert [one["outcome"] for one in said["nodes"]] == ["stopped"]
     assert said["engines"] == []
+    assert LocalFolder(folder).of(ENGINE).log_path("b01").exists()
+    wiped = cachalot_json("down", "--dir", folder, "--wipe")
+    assert wiped["kept_paths"] == []
+    assert list(folder.iterdir()) == []
 
 
 def test_engines_whose_model_is_gone_are_named_and_the_rest_is_started(
@@ -303,6 +390,38 @@ def test_engines_whose_model_is_gone_are_named_and_the_rest_is_started(
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["b01", "down", "-", "both", str(folder / "engines" / "b01.sock")] in rows
     assert [row[:2] for row in rows if row[:1] == ["n01"]] == [["n01", "started"]]
+
+
+def test_removed_engine_is_off_the_list_with_all_its_files(folder: Path) -> None:
+    place = LocalFolder(folder)
+    engines = place.of(ENGINE)
+    ours, lock = engines.log_path("d02"), engines.socket_path("d02").with_suffix(".sock.lock")
+    ours.parent.mkdir(parents=True)
+    for path in (ours, lock, engines.socket_path("d02").with_name("d01.sock.lock")):
+        path.write_text("1\n")
+    place.write_engine_options(LocalEngineOptions(model="m", prefill=1, decode=2))
+    words = ("down", "--dir", folder, "--engine", "d02", "--remove")
+    tried = cachalot_json(*words, "--dry-run")
+    assert names_of(place.read_engine_options()) == ["p01", "d01", "d02"]
+    done = cachalot_json(*words)
+    for said in (tried, done):
+        assert said["removed_paths"] == [str(lock), str(ours)]
+        assert (said["removed_engine"], said["engines_left"]) == ("d02", ["p01", "d01"])
+    assert (tried["is_dry_run"], done["is_dry_run"]) == (True, False)
+    assert names_of(place.read_engine_options()) == ["p01", "d01"]
+    assert sorted(path.name for path in folder.rglob("*")) == [
+        *("d01.sock.lock", "engines", "engines.json")
+    ]
+    line = one_line(cachalot_here(*words, code=2))
+    assert line == "cachalot: --engine: given 'd02', expected one of the cluster: p01, d01"
+    shown = cachalot("down", "--dir", folder, "--engine", "p01", "--remove")
+    assert shown.stdout == "p01: not running\n0 files removed, 0 B\n"
+    assert shown.stderr == "cachalot: the cluster has d01; `up --engines` adds one\n"
+
+
+def test_removal_of_no_engine_is_refused(folder: Path) -> None:
+    line = one_line(cachalot_here("down", "--dir", folder, "--remove", code=2))
+    assert line == "cachalot: --remove: given without --engine, expected the engine to remove"
 
 
 def test_foreground_that_cannot_start_its_engines_leaves_nothing_behind(
@@ -340,6 +459,19 @@ def test_engine_in_place_of_a_node_is_told_how_to_stop_it(
         (("--engines", "1b", "--model", "none"), "none, which is not there, expected a GGUF"),
         (("--engines", "2"), "--engines: given '2', expected such as 1p1d"),
         (("--model", MODEL), "--engines: given nothing, expected such as 1p1d"),
+        (
+            ("--engines", "1b", "--model", MODEL, "--engine-option", "pool-blocks=0"),
+            "--engine-option: given --pool-blocks=0, expected options of `cachalot engine`, which"
+            " says: Invalid value for '--pool-blocks': ",
+        ),
+        (
+            ("--engines", "1b", "--model", MODEL, "--engine-option", "pool-memory=1KB"),
+            "which says: --pool-memory: given '1KB', expected a size such as 512MiB or 4GiB",
+        ),
+        (
+            ("--engines", "1b", "--model", MODEL, "--engine-option", "blocks=1"),
+            "which says: No such option: --blocks",
+        ),
     ],
 )
 def test_wrong_wish_for_engines_starts_nothing(

@@ -143,6 +143,7 @@ def test_bytes_of_each_class_are_shown(cluster: LocalCluster) -> None:
         (("settings", "set", "evict_slots_per_s", "1GiB"), "a whole number"),
         (("drain", "n99"), "one of the map: n01, n02, n03"),
         (("drain", "n\udcff", "--wait-s", "0"), "one of the map: n01, n02, n03"),
+        (("drain", "n99", "--undo"), "one of the map: n01, n02, n03"),
         (("gc", "run", "--node", "n99"), "one of the map: n01, n02, n03"),
         (("gc", "run", "--node", "n01", "--control", "h:1"), "one of them: a worker evicts from"),
         (("gc", "run", "--control", "a..b:80"), "HOST:PORT of an HTTP server"),
@@ -431,6 +432,16 @@ def test_gc_run_says_by_class_and_age_what_goes_before_it_goes(cluster: LocalClu
     assert done["unfinished"] == []
     assert done["failed"] == {}
     run(cluster, "policy", "undo")
+
+
+def test_drain_of_a_node_that_is_down_changes_nothing(cluster: LocalCluster) -> None:
+    # The last one of this cluster, which has a worker less from here on.
+    cluster.workers.kill("n03", signal.SIGKILL)
+    version = run_json(cluster, "policy", "log")["version"]
+    line = one_line(run(cluster, "drain", "n03", code=4))
+    assert line.startswith("cachalot: node n03: its gc_worker, which would do it, does not answer")
+    assert "nothing was changed" in line
+    assert run_json(cluster, "policy", "log")["version"] == version
 
 
 def test_commands_without_a_worker_say_what_is_missing(running: Path) -> None:

@@ -31,7 +31,6 @@ from tests.kvstore.node.raw_client import (
     Shard,
     keys_of,
     make_shards,
-    parse_read_answer,
 )
 from tests.patience import wait_until
 
@@ -196,24 +195,6 @@ def test_shards_are_there_after_a_clean_stop(tmp_path: Path, rng: random.Random)
         with node.client() as client:
             found = client.read(keys_of(shards), SHARD_BYTES)
         assert [got.payload for got in found if got] == [shard.payload for shard in shards]
-
-
-def test_answer_is_completed_when_the_node_is_stopped_during_it(
-    tmp_path: Path, rng: random.Random
-) -> None:
-    shards = make_shards(rng, 900, SHARD_BYTES)
-    with NodeProcess(write_map(tmp_path)) as node, node.client() as client:
-        client.write(shards)
-        body = wire.pack_read(keys_of(shards), SHARD_BYTES)
-        # The answer is larger than the kernel's buffers, so it is under way until we read it.
-        client.send(client.frame(Op.READ, body=body, count=900))
-        time.sleep(0.2)
-        node.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        found = parse_read_answer(client.receive_answer(), 900, SHARD_BYTES)
-        assert [got.payload for got in found if got] == [shard.payload for shard in shards]
-        assert client.socket.recv(1) == b""
-        assert node.process.wait(20) == 0
 
 
 def test_node_ends_when_a_peer_does_not_read(tmp_path: Path, rng: random.Random) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import socket
 import threading
 import time
 from pathlib import Path
@@ -64,6 +65,26 @@ def test_answers_under_way_are_finished_when_the_node_stops(
             assert is_closed(idle)
             disk.gate.set()
             found = parse_read_answer(client.receive_answer(), 300, SHARD_BYTES)
+            assert [got.payload for got in found if got] == [s.payload for s in shards]
+            assert is_closed(client)
+
+
+def test_answer_that_is_not_read_yet_is_finished_when_the_node_stops(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    with served_node(tmp_path, settings=ServerSettings(stop_s=PATIENCE_S)) as served:
+        client, idle = served.client(), served.client()
+        with client, idle:
+            # Together larger than the kernel's buffers: it is under way until we read it.
+            shards = make_shards(rng, 900, SHARD_BYTES)
+            client.write(shards)
+            body = wire.pack_read(keys_of(shards), SHARD_BYTES)
+            client.send(client.frame(Op.READ, body=body, count=900))
+            assert client.socket.recv(1, socket.MSG_PEEK), "it has begun"
+            served.server.request_stop()
+            assert is_closed(idle)
+            wait_until(lambda: served.node.connections == 1)
+            found = parse_read_answer(client.receive_answer(), 900, SHARD_BYTES)
             assert [got.payload for got in found if got] == [s.payload for s in shards]
             assert is_closed(client)
 

@@ -1,0 +1,76 @@
+"""Transfers of a GPU: what is queued in a stream up to an event.
+
+Which streams there are, and what is queued in them, is decided by whoever makes a transfer.
+"""
+
+from __future__ import annotations
+
+from threading import Event
+
+import torch
+
+from ..errors import DeviceLost, TransferStuck
+from .cuda_streams import is_over, record
+from .mover import ComputeMark, first_line, wait_for_compute
+
+DEADLINE_S = 30.0
+"""A transfer that has not ended for so long, from when it may begin, never will: it takes
+milliseconds."""
+
+POLL_FIRST_S, POLL_MAX_S = 0.0001, 0.0016
+"""Between two looks of a thread that waits, twice as long after each: every look takes the
+interpreter from the forward. CUDA's own wait has no deadline."""
+
+
+class EventTransfer:
+    """A transfer that ends when its event does. Keeps what it moves from and to alive."""
+
+    def __init__(
+        self,
+        event: torch.cuda.Event,
+        device: torch.device,
+        *keeps: object,
+        after: ComputeMark = None,
+    ) -> None:
+        """`after`: what it begins behind."""
+        self._event = event
+        self._device = device
+        self._keeps = keeps
+        self._after = after
+
+    @property
+    def has_ended(self) -> bool:
+        """See Transfer."""
+        try:
+            return is_over(self._event)
+        except RuntimeError as error:
+            # Nobody asks for an event that was not recorded: it is an error of what ran before it.
+            raise DeviceLost(f"{self._device} has failed: {first_line(error)}") from error
+
+    def wait(self) -> None:
+        """See Transfer. The deadline is the transfer's own: a pass that it stands behind may take
+        as long as it likes."""
+        if self.has_ended:
+            return
+        wait_for_compute(self._after)
+        pause, poll_s, waited_s = Event(), POLL_FIRST_S, 0.0
+        while waited_s < DEADLINE_S:
+            if self.has_ended:
+                return
+            pause.wait(poll_s)
+            waited_s += poll_s
+            poll_s = min(2 * poll_s, POLL_MAX_S)
+        raise TransferStuck(f"a transfer has not ended for {DEADLINE_S:.0f} s on {self._device}")
+
+    def order_compute(self) -> None:
+        """See Transfer."""
+        if not self.has_ended:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def all_queued(device: torch.device, *streams: torch.cuda.Stream) -> list[EventTransfer]:
+    """What is queued in streams, as transfers. Raises DeviceLost: then none of it goes on."""
+    try:
+        return [EventTransfer(record(stream), device) for stream in streams]
+    except RuntimeError as error:
+        raise DeviceLost(f"{device} has failed: {first_line(error)}") from error
