@@ -33,10 +33,12 @@ def _set_current(stream_id: int, device_index: int, device_type: int) -> None:
     )
 
 
-def make_event() -> torch.cuda.Event:
-    """An event for order, without a time; until it is recorded nothing waits for it. Who waits for
-    it in the host sleeps: that may be for a whole pass, and would else take a core from it."""
-    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+def make_event(*, may_be_slept_for: bool = False) -> torch.cuda.Event:
+    """An event for order, without a time; until it is recorded nothing waits for it.
+
+    `may_be_slept_for`: a thread of the host that waits for it sleeps, and is woken by an interrupt.
+    """
+    return torch.cuda.Event(blocking=may_be_slept_for)  # type: ignore[no-untyped-call]
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -48,8 +50,13 @@ def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 def mark_current(device: torch.device) -> torch.cuda.Event | None:
     """What the calling thread's current stream of a device has been given by now; None for a device
-    that does at once what it is given."""
-    return record(torch.cuda.current_stream(device)) if device.type == "cuda" else None
+    that does at once what it is given. Who waits for it in the host sleeps: it may be for a whole
+    pass, from which he would else take a core."""
+    if device.type != "cuda":
+        return None
+    event = make_event(may_be_slept_for=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def is_over(event: torch.cuda.Event) -> bool:

@@ -69,8 +69,7 @@ def test_reference_takes_what_a_sequence_stores(drafted: int, rng: random.Random
     for layer in range(config.layers):
         state.write_window_rows(layer, 0, random_bytes(rng, length, row_bytes))
     state.advance(length, [0] * length)
-    stored = torch.empty(offsets.stored_bytes, dtype=torch.uint8)
-    state.copy_stored_window(anchor, stored)
+    stored = state.copy_stored_window(anchor)
 
     shape = WindowShape(
         rings=config.decoder_start,
