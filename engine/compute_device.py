@@ -10,6 +10,7 @@ from kernels.cuda.operations import CUDA_OPERATIONS
 from kernels.operations import REFERENCE, Operations
 
 from .errors import InvalidRequest
+from .kv.device_errors import DEVICE_ERRORS, device_error
 from .kv.mover import first_line
 from .models.deepseek_v41.config import DeepseekV41Config
 
@@ -43,10 +44,9 @@ def refuse_short_products(
     mantissa: index scores would not be exact, and caches would differ under one namespace."""
     if device.type == "cpu":
         return
-    override = environment.get(TF32_OVERRIDE, "0")
     precision = torch.backends.cuda.matmul.fp32_precision
-    if override != "0":
-        given = f"TF32, by {TF32_OVERRIDE}={override[:20]}"
+    if environment.get(TF32_OVERRIDE) == "1":  # PyTorch takes no other value for a yes
+        given = f"TF32, by {TF32_OVERRIDE}=1"
     elif precision not in FULL_PRECISIONS:
         given = f"{precision}, by torch.backends.cuda.matmul.fp32_precision or allow_tf32"
     else:
@@ -73,7 +73,8 @@ def name_arithmetic(compute: str, device: torch.device) -> str:
 
 def operations_for(device: torch.device, config: DeepseekV41Config) -> Operations:
     """The back end for a device. On a GPU bytes of cache rows are made by compiled kernels, which
-    are compiled here, before any pass; where they cannot be, by PyTorch's operations."""
+    are compiled here, before any pass; where they cannot be, by PyTorch's operations. Raises
+    DeviceFull, DeviceLost."""
     if device.type == "cpu":
         return REFERENCE
     try:
@@ -81,6 +82,8 @@ def operations_for(device: torch.device, config: DeepseekV41Config) -> Operation
         from kernels.gpu.operations import COMPILED_OPERATIONS, compile_ahead
 
         compile_ahead(device, entry_channels=config.head_dim, index_channels=config.index_dim)
+    except DEVICE_ERRORS as error:
+        raise device_error(error) from error
     except (ImportError, RuntimeError, OSError) as error:
         log.warning(
             "rows of the cache are made by PyTorch's own operations, the same bytes in more time; "

@@ -8,6 +8,7 @@
     |-- HandoverRefused      (also ValueError)         these bytes are no sequence of this model
     |-- BlockPoolExhausted   (also MemoryError)        no free blocks for the request; retry later
     |-- StateSlotsExhausted  (also MemoryError)        no free state slot; retry later
+    |-- DeviceFull           (also MemoryError)        the device has no memory for something
     |-- ArenaNotPinned       (also MemoryError)        the arena cannot be page-locked
     |-- MoverUnavailable                               this machine cannot move blocks that way
     |-- TransferFailed                                 bytes did not get to the device, or from it
@@ -101,6 +102,10 @@ class StateSlotsExhausted(EngineError, MemoryError):
     def __init__(self, *, slots: int) -> None:
         super().__init__(f"state pool: no slot of {slots} is free")
         self.slots = slots
+
+
+class DeviceFull(EngineError, MemoryError):
+    """The device has no memory left for something, of which nothing was made."""
 
 
 class ArenaNotPinned(EngineError, MemoryError):

@@ -3,15 +3,20 @@
 Nothing here waits; what cannot be kept is computed again by whoever wants it.
 """
 
+import logging
+
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import window_anchor_after_prefill
 
+from .errors import DeviceFull
 from .job import Job
 from .model_runner import ModelRunner
 from .prefix_index import PrefixIndex
 from .save_sink import SaveSink
 from .window_record import WindowRecord
 from .window_snapshots import WindowSnapshots
+
+log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -28,6 +33,8 @@ class Keeper:
         self._index = index
         self._snapshots = snapshots
         self._sink = sink
+        self.dropped_windows = 0
+        """Window states for which the device had no memory. May be read from any thread."""
 
     def after_pass(self, job: Job) -> None:
         """A pass has advanced a sequence: whatever became complete is shared and saved."""
@@ -73,7 +80,11 @@ class Keeper:
         is_answer = anchor is not None and anchor >= sequence.prompt_tokens
         if anchor is None or not (is_answer or anchor in job.borders):
             return
-        record = self._runner.copy_window(sequence, anchor)
+        try:
+            record = self._runner.copy_window(sequence, anchor)
+        except DeviceFull as error:
+            self._note_dropped_window(error)
+            return
         key = job.keys()[anchor // BLOCK_TOKENS - 1]
         if is_answer:
             job.windows.append((key, record))
@@ -81,6 +92,12 @@ class Keeper:
         self._keep_window(job, key, record)
         if self._sink is not None and anchor == window_anchor_after_prefill(sequence.prompt_tokens):
             self._sink.save_window(key, record)
+
+    def _note_dropped_window(self, error: DeviceFull) -> None:
+        # Only the first one is told: there is one for each block of each answer.
+        if self.dropped_windows == 0:
+            log.error("window state is not kept, later hits replay tokens for it: %s", error)
+        self.dropped_windows += 1
 
     def _keep_window(self, job: Job, key: bytes, record: WindowRecord) -> None:
         if job.sequence.replay_first is None:

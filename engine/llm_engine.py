@@ -86,10 +86,11 @@ class LLMEngine:
             counts=self._counts,
             clock=clock,
         )
+        self._keeper = Keeper(runner, index, snapshots, sink)
         self._schedule = Schedule(
             self._admission,
             self._memory,
-            Keeper(runner, index, snapshots, sink),
+            self._keeper,
             room_deadline_s=config.room_deadline_s,
             counts=self._counts,
             clock=clock,
@@ -186,7 +187,8 @@ class LLMEngine:
             pool_blocks=self.runner.pool.capacity_blocks,
             free_states=self.runner.free_states,
             saves=self._saves.summary(),
-            dropped_windows=0 if self._sink is None else self._sink.dropped_windows,
+            dropped_windows=self._keeper.dropped_windows
+            + (0 if self._sink is None else self._sink.dropped_windows),
         )
 
     def flush(self, deadline_s: float) -> bool:

@@ -93,7 +93,7 @@ class ModelRunner(Protocol):
 
     def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
         """The window state at `anchor`, a copy. Made behind what was computed and before what will
-        be; the calling thread does not wait for that."""
+        be; the calling thread does not wait for that. Raises DeviceFull."""
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:
         """What a hand-over sends beside blocks: the slot, copied into `into` (state_layout bytes;

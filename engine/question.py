@@ -37,6 +37,8 @@ def read_question(
     follow_up_of: Path | None,
 ) -> Question:
     """Put the parts of a question together: text, file and question, a blank line between."""
+    for option, words in (("--prompt", prompt), ("--question", question), ("--system", system)):
+        _check_words(option, words)
     document = None if prompt_file is None else _read_text(prompt_file)
     parts = [part.strip() for part in (prompt, document, question) if part is not None]
     text = "\n\n".join([part for part in parts if part])
@@ -46,6 +48,16 @@ def read_question(
         )
     earlier = None if follow_up_of is None else _read_earlier(follow_up_of)
     return Question(text=text, system=system, earlier=earlier)
+
+
+def _check_words(option: str, words: str | None) -> None:
+    """Bytes of a command line that are no UTF-8 come as surrogates, which no tokenizer takes."""
+    try:
+        (words or "").encode()
+    except UnicodeEncodeError as error:
+        first = max(0, error.start - 20)
+        given = ascii(error.object[first : error.start + 20])
+        raise InvalidRequest(option, given=given, expected="UTF-8 text") from error
 
 
 def _read_text(path: Path, what: str = "prompt file") -> str:

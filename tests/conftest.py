@@ -7,6 +7,7 @@ import os
 import random
 import secrets
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from kvstore.client import (
     channel,
 )
 from tests.patience import PATIENCE_S, make_patient
+
+# Where an environment forbids to keep what was compiled, each of the hundreds of processes that
+# tests start would compile all of its modules again, which takes it longer than the rest of its
+# start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Read when torch is loaded: with it, bits do not depend on the number of threads or on alignment.
 prepare_environment()

@@ -18,23 +18,23 @@ SOCKET_SUFFIX = ".sock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlaces:
-    """Addresses of workers by their role. Raises InvalidRequest if nobody takes a prompt, or nobody
-    goes on with it."""
+    """Addresses of workers by their role. Raises InvalidRequest if nobody goes on with what a
+    prefill worker begins; who decodes computes prompts too, where nobody else does."""
 
     prefill: tuple[WorkerAddress, ...] = ()
     decode: tuple[WorkerAddress, ...] = ()
     both: tuple[WorkerAddress, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.for_prompts or not self.for_sequences:
+        if not self.for_sequences:
             counts = (
                 f"{len(self.prefill)} prefill, {len(self.decode)} decode, {len(self.both)} both"
             )
             raise InvalidRequest(
                 "engine workers",
                 given=counts,
-                expected="at least one of prefill and one of decode, or one of both: a prefill"
-                " worker gives the first token of an answer and no more",
+                expected="at least one of decode or of both: a prefill worker gives the first"
+                " token of an answer and no more",
             )
 
     @property

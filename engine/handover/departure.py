@@ -90,7 +90,8 @@ class Departure:
     def copy_early(self, block_count: int, complete_ids: Sequence[int], after: ComputeMark) -> None:
         """Lease runs for a sequence of so many blocks, and copy the complete ones, which are
         computed when `after` is over. Raises ArenaFull, StoreError, TransferFailed."""
-        wait_for_compute(after)  # first: else room in the arena would be idle as long
+        # First: else room in the arena would be idle as long.
+        wait_for_compute(after, "a hand-over")
         self._lease(block_count)
         assert self._blocks is not None
         self._blocks.add_from_pool(self._dispatch.mover, complete_ids)
@@ -99,7 +100,7 @@ class Departure:
     def complete(self, parting: Parting) -> bytes:
         """Copy what is not copied yet, offer the runs and write the ticket. Raises ArenaFull,
         StoreError, TransferFailed."""
-        wait_for_compute(parting.after)
+        wait_for_compute(parting.after, "a hand-over")
         copied = len(self._copied_ids)
         if (
             self._blocks is None

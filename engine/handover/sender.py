@@ -138,8 +138,8 @@ class HandoverSender:
         on_unsent: Callable[[str], None] = tell_nobody,
     ) -> Future[bytes | None]:
         """Send a sequence that has left its engine's schedule: the ticket, or None if it could not
-        be sent. It comes within the deadlines of two leases and two offers, and is never an error
-        of the agent.
+        be sent. It comes within the deadlines of two leases and two offers, from when what was
+        computed of the sequence is there, and is never an error of the agent.
 
         What is needed of the sequence is copied or retained at the call: it can be released at
         once. `moves`: how often a drained engine has sent it away, this time included. The future

@@ -46,30 +46,35 @@ class MoverRate:
 
 
 def choose_mover(measured: Sequence[MoverRate]) -> str:
-    """Of those that leave the host its time (`_leave_out_busy`) the fastest into the pool, because
-    a pass waits for that; of those that are near it, the fastest out; of those that are near that
+    """Of those that leave the host its time (not `find_busy`) the fastest into the pool, because a
+    pass waits for that; of those that are near it, the fastest out; of those that are near that
     too, the first named. There must be one."""
-    measured = _leave_out_busy(measured)
-    best_in = max(one.in_bytes_per_s for one in measured)
-    near = [one for one in measured if one.in_bytes_per_s >= NEAR * best_in]
+    busy = find_busy(measured)
+    calm = [one for one in _within_reach(measured) if one not in busy]
+    best_in = max(one.in_bytes_per_s for one in calm)
+    near = [one for one in calm if one.in_bytes_per_s >= NEAR * best_in]
     best_out = max(one.out_bytes_per_s for one in near)
     return next(one.name for one in near if one.out_bytes_per_s >= NEAR * best_out)
 
 
-def _leave_out_busy(measured: Sequence[MoverRate]) -> list[MoverRate]:
-    """Without those that keep a thread busy while a forward needs the host; one at least is left.
+def find_busy(measured: Sequence[MoverRate]) -> list[MoverRate]:
+    """Those within reach that keep a thread busy while a forward needs the host; never all of them.
     The rate does not make up for that: beside a forward of small operations the way with a call for
     a batch has slowed it twelve times."""
-    best_in = max(one.in_bytes_per_s for one in measured)
-    within = [one for one in measured if one.in_bytes_per_s >= WITHIN_REACH * best_in]
+    within = _within_reach(measured)
     cheapest_us = min(one.issue_us for one in within)
     most_us = max(ISSUE_US_MAX, ISSUE_TIMES_MAX * cheapest_us)
-    return [one for one in within if one.issue_us <= most_us]
+    return [one for one in within if one.issue_us > most_us]
+
+
+def _within_reach(measured: Sequence[MoverRate]) -> list[MoverRate]:
+    best_in = max(one.in_bytes_per_s for one in measured)
+    return [one for one in measured if one.in_bytes_per_s >= WITHIN_REACH * best_in]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenMover:
-    """The mover to use, what all did, and why others cannot be used."""
+    """The mover to use, what all did, and why others cannot be used, or are not to be."""
 
     mover: SectionMover
     rates: tuple[MoverRate, ...]
@@ -106,6 +111,8 @@ def make_fastest(
         if not rates:
             lacks = [f"{name}: {why}" for name, why in problems.items()]
             raise MoverUnavailable("for a GPU", lacks)
+        for one in find_busy(rates):
+            problems[one.name] = f"takes the host {one.issue_us:.0f} us a section"
         chosen = choose_mover(rates)
         return ChosenMover(mover=movers[chosen], rates=tuple(rates), problems=problems)
     finally:

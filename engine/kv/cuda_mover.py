@@ -1,5 +1,4 @@
-"""What all movers for a GPU have alike: streams, checks, copies of bytes that lie together, and a
-way for parts of the host's memory that are not page-locked.
+"""What all movers for a GPU have alike: streams, checks, and copies of bytes that lie together.
 
 Each direction has its own lane of streams, so that saves do not stand in the way of swap-in. The
 lane's lock is held while work is queued, never while it runs.
@@ -20,27 +19,26 @@ import torch
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import DeviceLost, InvalidRequest, TransferFailed
+from ..errors import DeviceLost, InvalidRequest
 from ..upload import upload
 from .block_list import BlockList
+from .bounce import PinnedBounce
 from .cuda_runtime import CudaRuntime
 from .cuda_streams import current, make_stream, mark_current, record
 from .cuda_transfer import EventTransfer, all_queued
+from .device_errors import transfer_error
 from .mover import (
     ENDED,
     ComputeMark,
     Transfer,
     check_copy,
     check_part,
-    first_line,
     wait_at_close,
     wait_to_end,
 )
 from .pinned import PinnedMemory, PinnedRange, address_of
 
 log = logging.getLogger(__name__)
-
-BOUNCE_BYTES = 8 << 20
 
 
 class Lane:
@@ -95,7 +93,7 @@ class HostPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class ContiguousCopy:
     """Bytes that lie together in page-locked memory and on the device."""
 
     host: int
@@ -136,8 +134,7 @@ class CudaMover(ABC):
             self._places.append(SectionPlace(at, section.bytes))
             at += section.bytes
         self._in, self._out = Lane(self._device), Lane(self._device)
-        self._bounce_lock = Lock()
-        self._bounce: PinnedRange | None = None
+        self._bounce = PinnedBounce(pinned)
 
     @abstractmethod
     def _start_in(self, part: HostPart) -> torch.cuda.Event:
@@ -198,10 +195,8 @@ class CudaMover(ABC):
         except DeviceLost as error:
             log.error("mover %s, at its end: %s", self.name, error)
             queued = []
-        has_ended = wait_at_close(queued, self.name, self)
-        bounce, self._bounce = self._bounce, None
-        if bounce is not None and has_ended:
-            self._pinned.disown(bounce)
+        if wait_at_close(queued, self.name, self):
+            self._bounce.close()
 
     def _move(
         self,
@@ -221,7 +216,14 @@ class CudaMover(ABC):
             if pinned is not None:
                 host = HostPart(address, place, blocks, after, pinned)
                 return self._start(lane, partial(start, host), after, part, host)
-        return self._move_by_bounce(lane, start, part, place, blocks, after)
+
+        def start_piece(piece: memoryview, pinned: PinnedRange, first: int, end: int) -> Transfer:
+            some = blocks.cut(first, end)
+            host = HostPart(address_of(piece), place, some, after, pinned)
+            return self._start(lane, partial(start, host), after, piece, host)
+
+        self._bounce.move(part, place.width, start_piece, is_in=lane is self._in)
+        return ENDED
 
     def _start(
         self,
@@ -230,45 +232,25 @@ class CudaMover(ABC):
         after: ComputeMark,
         *keeps: object,
     ) -> Transfer:
-        with lane.lock:
-            try:
-                with lane.on_device:
-                    event = start()
-            except BaseException as error:
-                # What is queued of it would go on, in memory that its owner gives back.
-                wait_to_end(*all_queued(self._device, *lane.streams))
-                # An OSError is a kernel's that could not be compiled.
-                if not isinstance(error, RuntimeError | ValueError | OSError):
+        queued: list[EventTransfer] = []
+        try:
+            with lane.lock:
+                try:
+                    with lane.on_device:
+                        event = start()
+                except BaseException:
+                    # Of this call, and before another one queues more.
+                    queued = all_queued(self._device, *lane.streams)
                     raise
-                said = first_line(error)
-                raise TransferFailed(f"{self.name} on {self._device}: {said}") from error
+        except BaseException as error:
+            # What is queued of it would go on, in memory that its owner gives back. It may stand
+            # behind a pass, so not with the lock held.
+            wait_to_end(*queued)
+            # An OSError is a kernel's that could not be compiled.
+            if not isinstance(error, RuntimeError | ValueError | OSError):
+                raise
+            raise transfer_error(f"{self.name} on {self._device}", error) from error
         return EventTransfer(event, self._device, *keeps, after=after)
-
-    def _move_by_bounce(
-        self,
-        lane: Lane,
-        start: Callable[[HostPart], torch.cuda.Event],
-        part: memoryview,
-        place: SectionPlace,
-        blocks: BlockList,
-        after: ComputeMark,
-    ) -> Transfer:
-        """Through a buffer that is page-locked, a piece at a time; this thread waits for each."""
-        rows = np.frombuffer(part, np.uint8).reshape(len(blocks), place.width)
-        with self._bounce_lock:
-            step = max(1, BOUNCE_BYTES // place.width)
-            bounce, pinned = self._need_bounce(min(step, len(blocks)) * place.width)
-            for first in range(0, len(blocks), step):
-                some = blocks.cut(first, min(first + step, len(blocks)))
-                piece = bounce[: len(some) * place.width]
-                copied = np.frombuffer(piece, np.uint8).reshape(len(some), place.width)
-                if lane is self._in:
-                    np.copyto(copied, rows[first : first + len(some)])
-                host = HostPart(address_of(piece), place, some, after, pinned)
-                wait_to_end(self._start(lane, partial(start, host), after, piece, host))
-                if lane is self._out:
-                    np.copyto(rows[first : first + len(some)], copied)
-        return ENDED
 
     def _copy_together(
         self, lane: Lane, part: memoryview, memory: torch.Tensor, after: ComputeMark
@@ -279,53 +261,26 @@ class CudaMover(ABC):
         address = address_of(part)
         with self._pinned.use(address, part.nbytes) as pinned:
             if pinned is not None:
-                bytes_ = Together(address, memory.data_ptr(), part.nbytes, after)
-                copy = partial(self._queue_copy, lane, bytes_)
+                what = ContiguousCopy(address, memory.data_ptr(), part.nbytes, after)
+                copy = partial(self._queue_copy, lane, what)
                 return self._start(lane, copy, after, part, memory)
-        return self._copy_by_bounce(lane, part, memory, after)
 
-    def _copy_by_bounce(
-        self, lane: Lane, part: memoryview, memory: torch.Tensor, after: ComputeMark
-    ) -> Transfer:
-        """As `_move_by_bounce`."""
-        whole = np.frombuffer(part, np.uint8)
-        with self._bounce_lock:
-            bounce, _ = self._need_bounce(min(len(whole), BOUNCE_BYTES))
-            for first in range(0, len(whole), BOUNCE_BYTES):
-                some = whole[first : first + BOUNCE_BYTES]
-                piece = bounce[: len(some)]
-                copied = np.frombuffer(piece, np.uint8)
-                if lane is self._in:
-                    np.copyto(copied, some)
-                bytes_ = Together(address_of(piece), memory.data_ptr() + first, len(some), after)
-                copy = partial(self._queue_copy, lane, bytes_)
-                wait_to_end(self._start(lane, copy, after, piece, memory))
-                if lane is self._out:
-                    np.copyto(some, copied)
+        def start_piece(piece: memoryview, pinned: PinnedRange, first: int, end: int) -> Transfer:
+            there = memory.data_ptr() + first
+            some = ContiguousCopy(address_of(piece), there, end - first, after)
+            copy = partial(self._queue_copy, lane, some)
+            return self._start(lane, copy, after, piece, memory, pinned)
+
+        self._bounce.move(part, 1, start_piece, is_in=lane is self._in)
         return ENDED
 
-    def _queue_copy(self, lane: Lane, what: Together) -> torch.cuda.Event:
+    def _queue_copy(self, lane: Lane, what: ContiguousCopy) -> torch.cuda.Event:
         """Queue one DMA."""
         if what.after is not None:
             lane.copies.wait_event(what.after)
         ends = (what.device, what.host) if lane is self._in else (what.host, what.device)
         self._runtime.copy(*ends, what.size_bytes, lane.copies.cuda_stream)
         return record(lane.copies)
-
-    def _need_bounce(self, size_bytes: int) -> tuple[memoryview, PinnedRange]:
-        """A page-locked buffer of at least so many bytes. Raises TransferFailed."""
-        if self._bounce is None or self._bounce.view.nbytes < size_bytes:
-            size_bytes = max(size_bytes, BOUNCE_BYTES)
-            try:
-                memory = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-            except RuntimeError as error:
-                raise TransferFailed(
-                    f"{size_bytes} bytes to page-lock: {first_line(error)}"
-                ) from error
-            smaller, self._bounce = self._bounce, self._pinned.adopt(memory)
-            if smaller is not None:  # whoever used it has waited
-                self._pinned.disown(smaller)
-        return self._bounce.view, self._bounce
 
     # For those that name single blocks ------------------------------------------------------------
 

@@ -21,13 +21,16 @@ from erasure.code import Code
 from kernels.reference.gf256 import pack_recipe
 from kernels.reference.xxh3 import SHORTEST_BYTES, STRIPE_BYTES
 from kvstore.client import ArenaRun, BlockLoss, check_rebuilt
+from kvstore.errors import StoreError
 
 from ..block_pool import BlockPool
 from ..errors import InvalidRequest, TransferFailed
+from ..upload import upload
 from .block_list import BlockList
 from .cuda_streams import make_stream, record
 from .cuda_transfer import EventTransfer, all_queued
-from .mover import ComputeMark, SectionMover, Transfer, first_line, wait_to_end
+from .device_errors import transfer_error
+from .mover import ComputeMark, SectionMover, Transfer, wait_to_end
 from .rebuild import move_parity, move_whole, require_right
 
 NO_SHARD = -1
@@ -118,10 +121,11 @@ class ShardKernels:
         k, m = self.k, self.m
         blocks = len(losses)
         packed = bytearray(b"".join(pack_loss(k, m, loss.shards) for loss in losses))
-        recipes = self._upload(torch.frombuffer(packed, dtype=torch.uint8).view(blocks, -1))
+        packed_rows = torch.frombuffer(packed, dtype=torch.uint8).view(blocks, -1)
+        recipes = upload(packed_rows, self.device)
         wanted = [[*loss.missing, *([NO_SHARD] * (m - len(loss.missing)))] for loss in losses]
-        shards = self._upload(torch.tensor(wanted, dtype=torch.int32))
-        ids = self._upload(torch.from_numpy(block_ids))
+        shards = upload(torch.tensor(wanted, dtype=torch.int32), self.device)
+        ids = upload(torch.from_numpy(block_ids), self.device)
         for transfer in behind:
             transfer.order_compute()
         self._combine_shards(pool, parity, ids, recipes)
@@ -135,9 +139,6 @@ class ShardKernels:
         current stream: what is queued in it before may still use the same memory."""
         shape = (blocks, self.m, self._shard_bytes)
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
-
-    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def time_rebuild(self, blocks: int, clock: Callable[[], float], rounds: int) -> float:
         """Least seconds, of some rounds, from parity in page-locked memory of the host to checksums
@@ -203,9 +204,10 @@ class GpuRebuilder:
                 under_way += all_queued(self._device, kernels.stream)
             finally:
                 wait_to_end(*under_way)
-            if not isinstance(error, RuntimeError):
+            # An OSError is a kernel's that could not be compiled, unless it is the agent's.
+            if isinstance(error, StoreError) or not isinstance(error, RuntimeError | OSError):
                 raise
-            raise TransferFailed(f"rebuild on {self._device}: {first_line(error)}") from error
+            raise transfer_error(f"rebuild on {self._device}", error) from error
         return [*moved, rebuilt]
 
     def _rebuild(

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import DeviceLost, MoverUnavailable, TransferFailed
+from .device_errors import LOSSES
 
 BATCHES_FROM_VERSION = 13_000
 """cudaMemcpyBatchAsync has another signature before CUDA 13."""
@@ -28,12 +29,6 @@ _ACCESS_IN_STREAM_ORDER = 1
 _PREFER_OVERLAP_WITH_COMPUTE = 1
 _REGISTER_MAPPED = 2
 """cudaHostRegisterMapped: kernels may read and write it too."""
-
-_LOSSES = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721, 911})
-"""Errors of cudaError_t behind which every call gives the same one, until the process ends: of the
-memory (ECC, NVLink, contained), illegal address, time-out, assertion or trap, hardware stack,
-illegal instruction, misaligned address, address space, program counter, failed launch, leaked
-tensor memory, external device."""
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -145,7 +140,7 @@ class CudaRuntime:
         # Else the next kernel that PyTorch starts would be taken for the one that has failed.
         self._library.cudaGetLastError()
         said = self._library.cudaGetErrorString(status)
-        kind = DeviceLost if status in _LOSSES else TransferFailed
+        kind = DeviceLost if status in LOSSES else TransferFailed
         raise kind(f"{call}: CUDA error {status} ({said.decode()})")
 
 

@@ -33,12 +33,9 @@ def _set_current(stream_id: int, device_index: int, device_type: int) -> None:
     )
 
 
-def make_event(*, may_be_slept_for: bool = False) -> torch.cuda.Event:
-    """An event for order, without a time; until it is recorded nothing waits for it.
-
-    `may_be_slept_for`: a thread of the host that waits for it sleeps, and is woken by an interrupt.
-    """
-    return torch.cuda.Event(blocking=may_be_slept_for)  # type: ignore[no-untyped-call]
+def make_event() -> torch.cuda.Event:
+    """An event for order, without a time; until it is recorded nothing waits for it."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -50,13 +47,8 @@ def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 def mark_current(device: torch.device) -> torch.cuda.Event | None:
     """What the calling thread's current stream of a device has been given by now; None for a device
-    that does at once what it is given. Who waits for it in the host sleeps: it may be for a whole
-    pass, from which he would else take a core."""
-    if device.type != "cuda":
-        return None
-    event = make_event(may_be_slept_for=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+    that does at once what it is given. In the host it is waited for by `wait_for_compute` alone."""
+    return record(torch.cuda.current_stream(device)) if device.type == "cuda" else None
 
 
 def is_over(event: torch.cuda.Event) -> bool:

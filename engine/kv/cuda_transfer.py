@@ -5,21 +5,16 @@ Which streams there are, and what is queued in them, is decided by whoever makes
 
 from __future__ import annotations
 
-from threading import Event
-
 import torch
 
 from ..errors import DeviceLost, TransferStuck
 from .cuda_streams import is_over, record
 from .mover import ComputeMark, first_line, wait_for_compute
+from .polling import poll
 
 DEADLINE_S = 30.0
 """A transfer that has not ended for so long, from when it may begin, never will: it takes
 milliseconds."""
-
-POLL_FIRST_S, POLL_MAX_S = 0.0001, 0.0016
-"""Between two looks of a thread that waits, twice as long after each: every look takes the
-interpreter from the forward. CUDA's own wait has no deadline."""
 
 
 class EventTransfer:
@@ -48,19 +43,14 @@ class EventTransfer:
             raise DeviceLost(f"{self._device} has failed: {first_line(error)}") from error
 
     def wait(self) -> None:
-        """See Transfer. The deadline is the transfer's own: a pass that it stands behind may take
-        as long as it likes."""
+        """See Transfer. The deadline is the transfer's own: what it stands behind has another
+        one."""
         if self.has_ended:
             return
-        wait_for_compute(self._after)
-        pause, poll_s, waited_s = Event(), POLL_FIRST_S, 0.0
-        while waited_s < DEADLINE_S:
-            if self.has_ended:
-                return
-            pause.wait(poll_s)
-            waited_s += poll_s
-            poll_s = min(2 * poll_s, POLL_MAX_S)
-        raise TransferStuck(f"a transfer has not ended for {DEADLINE_S:.0f} s on {self._device}")
+        what = f"a transfer on {self._device}"
+        wait_for_compute(self._after, what)
+        if not poll(lambda: self.has_ended, DEADLINE_S):
+            raise TransferStuck(f"{what} has not ended for {DEADLINE_S:.0f} s")
 
     def order_compute(self) -> None:
         """See Transfer."""

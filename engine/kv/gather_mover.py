@@ -48,7 +48,7 @@ class GatherMover(CudaMover):
         rows = part.pinned.device_rows(part.address, len(part.blocks), place.width, self._device)
         move = self._kernels.scatter if is_in else self._kernels.gather
         with lane.with_kernels:
-            # First: ids that are uploaded behind a pass might keep the calling thread as long.
+            # First, so that they come before what is waited for is over, and not behind it.
             ids = lane.ids_on_device(part.blocks)
             if part.after is not None:
                 lane.kernels.wait_event(part.after)

@@ -18,11 +18,18 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ..errors import DeviceLost, InvalidRequest, TransferFailed, TransferStuck
 from .block_list import BlockList
+from .polling import poll
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+
+COMPUTE_DEADLINE_S = 600.0
+"""For a pass, and those queued before it. One that is not over then hangs."""
+COMPUTE_TOLD_EVERY_S = 30.0
+COMPUTE_POLL_MAX_S = 0.005
+"""A pass takes so many times that."""
 
 ComputeMark: TypeAlias = "torch.cuda.Event | None"
 """What a compute stream had been given to do up to a moment. None: nothing has to be waited for."""
@@ -37,7 +44,8 @@ class Transfer(Protocol):
 
     def wait(self) -> None:
         """Return when all bytes are there. Raises TransferFailed: then nothing is written any more
-        either; TransferStuck after a deadline: then that is not known."""
+        either; TransferStuck after a deadline, which begins when what it stands behind is computed,
+        or if that hangs (`wait_for_compute`): then it is not known."""
 
     def order_compute(self) -> None:
         """What the calling thread gives to its current stream from now on begins when the bytes are
@@ -116,15 +124,31 @@ class EndedTransfer:
 ENDED = EndedTransfer()
 
 
-def wait_for_compute(mark: ComputeMark) -> None:
+def wait_for_compute(
+    mark: ComputeMark, what: str, *, deadline_s: float = COMPUTE_DEADLINE_S
+) -> None:
     """For who is about to write into memory that another may take away, such as a run of an agent:
     begun behind a long pass a transfer would write when it is somebody else's. From here on it
-    takes milliseconds. A GPU that hangs keeps the calling thread, which waits for it anyway. Raises
-    DeviceLost."""
+    takes milliseconds.
+
+    `what`: that waits, such as "a transfer"; the log has it if it takes long. Raises DeviceLost,
+    and TransferStuck after the deadline: then nothing was begun that stands behind the mark.
+    """
     if mark is None:
         return
+    waited_s = 0.0
+    while not _is_computed(mark, min(COMPUTE_TOLD_EVERY_S, deadline_s - waited_s)):
+        waited_s += COMPUTE_TOLD_EVERY_S
+        said = f"{what}: what was computed before it has not ended for {waited_s:.0f} s"
+        if waited_s >= deadline_s:
+            raise TransferStuck(said)
+        log.warning("%s; it waits", said)
+
+
+def _is_computed(mark: torch.cuda.Event, deadline_s: float) -> bool:
+    """Whether it is, by then. Raises DeviceLost."""
     try:
-        mark.synchronize()
+        return poll(mark.query, deadline_s, poll_max_s=COMPUTE_POLL_MAX_S)
     except RuntimeError as error:
         raise DeviceLost(f"what was computed before has failed: {first_line(error)}") from error
 

@@ -25,7 +25,9 @@ from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
 from ..errors import MoverUnavailable, TransferFailed
+from .bounce import move_by_bounce
 from .cuda_streams import make_stream, mark_current
+from .device_errors import transfer_error
 from .mover import (
     ENDED,
     ComputeMark,
@@ -35,7 +37,6 @@ from .mover import (
     left_behind,
     wait_at_close,
     wait_for_compute,
-    wait_to_end,
 )
 from .nixl_transfer import NixlTransfer, in_words
 from .pinned import address_of
@@ -48,6 +49,8 @@ ACTIVE_PORT = "4:"
 """How a port's `state` begins (sysfs of RDMA devices)."""
 
 BOUNCE_BYTES = 4 << 20
+COPY = "nixl: a copy"
+"""What the log calls it."""
 
 _numbers = count()
 
@@ -155,9 +158,7 @@ class NixlMover:
         calling thread waits for all of it."""
         check_copy(part, target, self._pool.device)
         if part.nbytes:
-            wait_for_compute(after)
-            with self._beside_passes():
-                target.view(-1).copy_(torch.from_numpy(np.frombuffer(part, np.uint8)))
+            self._copy(target.view(-1), torch.from_numpy(np.frombuffer(part, np.uint8)), after)
         return ENDED
 
     def copy_out(
@@ -166,10 +167,16 @@ class NixlMover:
         """As `copy_in`."""
         check_copy(part, source, self._pool.device)
         if part.nbytes:
-            wait_for_compute(after)
-            with self._beside_passes():
-                torch.from_numpy(np.frombuffer(part, np.uint8)).copy_(source.view(-1))
+            self._copy(torch.from_numpy(np.frombuffer(part, np.uint8)), source.view(-1), after)
         return ENDED
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, after: ComputeMark) -> None:
+        wait_for_compute(after, COPY)
+        try:
+            with self._beside_passes():
+                target.copy_(source)
+        except RuntimeError as error:
+            raise transfer_error(COPY, error) from error
 
     def _beside_passes(self) -> AbstractContextManager[object]:
         """The stream of threads that have none is that of the passes."""
@@ -213,26 +220,20 @@ class NixlMover:
         blocks = check_part(part, width, block_ids, self._capacity)
         if not len(blocks):
             return ENDED
-        wait_for_compute(after)  # no NIC knows of the streams of a GPU
+        # No NIC knows of the streams of a GPU.
+        wait_for_compute(after, "nixl: a transfer")
         pool = blocks.array.astype(np.uint64) * np.uint64(self._block_bytes)
         pool += np.uint64(self._pool.data_ptr() + self._offsets[section])
         transfer = self._start_if_registered(operation, part, width, pool)
         if transfer is not None:
             return transfer
-        step = self._bounce.nbytes // width
-        rows = np.frombuffer(part, np.uint8).reshape(len(pool), width)
+
+        def start(piece: memoryview, first: int, end: int) -> Transfer:
+            with self._lock:
+                return self._start(operation, piece, width, pool[first:end])
+
         with self._bounce_lock:
-            for first in range(0, len(pool), step):
-                some = pool[first : first + step]
-                piece = self._bounce[: len(some) * width]
-                copied = np.frombuffer(piece, np.uint8).reshape(len(some), width)
-                if operation == "WRITE":
-                    np.copyto(copied, rows[first : first + step])
-                with self._lock:
-                    transfer = self._start(operation, piece, width, some)
-                wait_to_end(transfer)
-                if operation == "READ":
-                    np.copyto(rows[first : first + step], copied)
+            move_by_bounce(self._bounce, part, width, start, is_in=operation == "WRITE")
         return ENDED
 
     def _start_if_registered(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Event, Lock
+from threading import Lock
 from typing import Protocol
 
 from ..errors import TransferFailed, TransferStuck
 from .mover import first_line, left_behind
+from .polling import poll
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """A transfer that has not ended for so long never will: it takes milliseconds."""
-POLL_S = 0.0001
 
 
 class Transfers(Protocol):
@@ -94,12 +94,8 @@ class NixlTransfer:
 
     def wait(self) -> None:
         """See Transfer."""
-        pause = Event()
-        for _ in range(round(DEADLINE_S / POLL_S)):
-            if self.has_ended:
-                return
-            pause.wait(POLL_S)
-        raise TransferStuck(f"a transfer of nixl has not ended for {DEADLINE_S:.0f} s")
+        if not poll(lambda: self.has_ended, DEADLINE_S):
+            raise TransferStuck(f"a transfer of nixl has not ended for {DEADLINE_S:.0f} s")
 
     def order_compute(self) -> None:
         """The calling thread waits: no stream of a GPU knows of a NIC."""

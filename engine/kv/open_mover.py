@@ -42,7 +42,7 @@ class OpenedMover:
     mover: SectionMover
     rates: tuple[MoverRate, ...] = ()
     problems: dict[str, str] = field(default_factory=dict)
-    """Of ways that cannot be used here."""
+    """Of ways that cannot be used here, or take too much of the host's time."""
     pin: ArenaPin | None = None
 
     def describe(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from .device_errors import DEVICE_ERRORS, device_error
 from .mover import first_line
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,8 @@ class CompiledKernels:
         offset_bytes: int,
         thread_blocks: int,
     ) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        """One for each section of a pool."""
+        """One for each section of a pool, by its address: what is bound holds on to the pool, so
+        that no other one can come to lie there."""
         width = staging.shape[1]
         key = (bind, pool.data_ptr(), width, offset_bytes, thread_blocks)
         copy = self._bound.get(key)
@@ -136,11 +138,14 @@ class TorchKernels:
 
 def find_kernels(pool: torch.Tensor, section_bytes: int) -> SectionKernels:
     """The compiled ones for this pool, if there are any: the copy of its first section, of so many
-    bytes, is compiled and run. Where that does not work, the log says why."""
+    bytes, is compiled and run. Where there is no compiler, the log says why. Raises DeviceFull,
+    DeviceLost."""
     try:
         kernels = CompiledKernels()
         _try_one(kernels, pool, section_bytes)
         return kernels
+    except DEVICE_ERRORS as error:
+        raise device_error(error) from error
     # An OSError is a compiler's that is not there, or of a folder for its files.
     except (ImportError, RuntimeError, OSError) as error:
         log.warning(

@@ -167,7 +167,7 @@ class StagedMover(CudaMover):
 def _prepare(lane: Lane, part: HostPart) -> torch.Tensor:
     """The ids on the device; the lane's kernels, of which this is the current stream, wait for
     them and for what the blocks have to wait for."""
-    # First: ids that are uploaded behind a pass might keep the calling thread as long.
+    # First, so that they come before what is waited for is over, and not behind it.
     ids = lane.ids_on_device(part.blocks)
     if part.after is not None:
         lane.kernels.wait_event(part.after)

@@ -8,13 +8,16 @@ replay leaves as they are. The formulas are `engine.models.deepseek_v41`'s.
 import hashlib
 from collections.abc import Sequence as Run
 
+import torch
+
 from kvstore.key import Namespace
 from kvstore.layout import BLOCK_TOKENS, BlockLayout
 from kvstore.policy import MISS, WINDOW_RING_TOKENS, HitPlan, window_anchor_after_prefill
 
 from ..block_pool import BlockPool
-from ..errors import HandoverRefused, InvalidRequest
+from ..errors import DeviceFull, HandoverRefused, InvalidRequest
 from ..kv.cuda_streams import mark_current
+from ..kv.mover import first_line
 from ..model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from ..models.deepseek_v41.handover import (
     has_window,
@@ -166,7 +169,10 @@ class V41Runner:
         return anchor if has_window(state, anchor) else None
 
     def copy_window(self, sequence: Sequence, anchor: int) -> WindowRecord:
-        record = self._state_of(sequence).copy_stored_window(anchor)
+        try:
+            record = self._state_of(sequence).copy_stored_window(anchor)
+        except torch.OutOfMemoryError as error:
+            raise DeviceFull(f"window state: {first_line(error)}") from error
         return WindowRecord(record, mark_current(record.device))
 
     def pack_state(self, sequence: Sequence, into: memoryview | None) -> bytes:

@@ -15,7 +15,7 @@ from kvstore.key import Namespace
 from kvstore.layout import BlockLayout
 
 from ..block_pool import BlockPool
-from ..errors import TransferFailed
+from ..errors import TransferFailed, count_of
 from ..kv.memcpy_mover import MemcpyMover
 from ..kv.mover import (
     ComputeMark,
@@ -76,7 +76,7 @@ class AgentSink(ThreadedSink):
         try:
             # Before a run is leased: room in the arena would else be idle for a pass, or written
             # to by a transfer that begins when it is somebody else's.
-            wait_for_compute(job.after)
+            wait_for_compute(job.after, f"a save of {count_of(len(job.block_ids), 'block')}")
             while done < len(job.block_ids):
                 handed_over = self._save_some(job, done)
                 if handed_over == 0:
@@ -151,7 +151,8 @@ class AgentSink(ThreadedSink):
             self._note_dropped_window()
 
     def _put_window(self, job: WindowJob) -> bool:
-        wait_for_compute(job.record.after)  # before a run is leased, as in `_save`
+        # Before a run is leased, as in `_save`.
+        wait_for_compute(job.record.after, "a save of window state")
         run = self._client.lease_window(self._namespace, deadline_s=self._limits.lease_deadline_s)
         if run is None:
             return False

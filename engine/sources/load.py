@@ -17,6 +17,8 @@ from ..prefix_source import LoadEvent, LoadFellShort, LoadOutcome, LoadStep, Pre
 CONFIRM_WAIT_S = 5.0
 """For a GPU to come to the end of transfers that were all started, from when it has done what it
 had been given before. The store has nothing to do with it: a run that was lost is told at once."""
+COMPUTE_WAIT_S = 60.0
+"""For what it had been given before: the engine's thread stands still meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +160,12 @@ class ThreadedLoad:
     def confirm(self) -> None:
         if self._is_confirmed:
             return
+        if self._outcome is not None:
+            raise LoadFellShort
         try:
             # A pass that the transfers stand behind may take longer than they may.
-            wait_for_compute(self.order.after)
+            what = "the confirmation of a load"
+            wait_for_compute(self.order.after, what, deadline_s=COMPUTE_WAIT_S)
         except TransferFailed as error:  # the next pass meets it too
             raise LoadFellShort from error
         with self._changed:

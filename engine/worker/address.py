@@ -38,6 +38,11 @@ def parse_address(text: str, what: str = "address") -> WorkerAddress:
                 what, given=f"a path of {len(os.fsencode(text))} bytes", expected=EXPECTED
             )
         return WorkerAddress(path=Path(text))
+    return parse_host_port(text, what, EXPECTED)
+
+
+def parse_host_port(text: str, what: str, expected: str = "HOST:PORT") -> WorkerAddress:
+    """An address that is no path. Raises InvalidRequest."""
     host, separator, port = text.rpartition(":")
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX
     is_bracketed = host.startswith("[") and host.endswith("]")
@@ -46,7 +51,7 @@ def parse_address(text: str, what: str = "address") -> WorkerAddress:
         # Without brackets nobody could tell the port from the last part of an IPv6 address.
         hint = ", an IPv6 address in brackets: [::1]:PORT" if text.count(":") > 1 else ""
         raise InvalidRequest(
-            what, given=repr(text)[:SHOWN_CHARACTERS_MAX], expected=f"{EXPECTED}{hint}"
+            what, given=repr(text)[:SHOWN_CHARACTERS_MAX], expected=f"{expected}{hint}"
         )
     return WorkerAddress(host=host, port=int(port))
 
@@ -54,7 +59,7 @@ def parse_address(text: str, what: str = "address") -> WorkerAddress:
 def _is_host(host: str) -> bool:
     """Whether it can be looked up; a name with a label that is empty or too long is an error there
     that is none of the system's."""
-    if "[" in host or "]" in host:
+    if not set(host).isdisjoint("[]/"):
         return False
     if ":" in host:
         return _is_ipv6(host)

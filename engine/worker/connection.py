@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .frames import SMALL_BYTES, LargeFrames, LargeFramesBusy, read_frame
+from .frames import SMALL_BYTES, FrameStalled, LargeFrames, LargeFramesBusy, read_frame
 from .messages import (
     Answer,
     MalformedMessage,
@@ -157,6 +157,7 @@ class Connection:
 
     async def _read_request(self) -> Request | None:
         """The client's message; None if there is none that can be understood."""
+        busy = None
         try:
             body = await read_frame(
                 self._reader, deadline_s=self._bounds.request_s, large=self._large
@@ -166,11 +167,14 @@ class Connection:
             log.warning("malformed message: %s", error)
             refusal = Refused(reason=f"malformed message: {error}", cause="invalid")
             self._writer.write(encode_frame(refusal))
-        except LargeFramesBusy as error:
+        except (LargeFramesBusy, FrameStalled) as error:
             log.info("a long message is refused: %s", error)
-            await self._refuse_unread(Refused(reason=str(error), cause="busy"))
+            busy = Refused(reason=str(error), cause="busy")
         except (OSError, TimeoutError) as error:
             log.info("a client said nothing: %s", str(error) or "no message in time")
+        # Not while the error is at hand, which keeps what was read.
+        if busy is not None:
+            await self._refuse_unread(busy)
         return None
 
     async def _refuse_unread(self, refusal: Refused) -> None:

@@ -12,7 +12,7 @@ from kvstore.token_file import read_token_file
 
 from ..errors import InvalidRequest
 from ..scheduler.cost import PrefillCost
-from .address import WorkerAddress
+from .address import WorkerAddress, parse_host_port
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 DEVICE_PATTERN = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
@@ -74,6 +74,8 @@ class WorkerOptions:
             # Whether the device is there the tensor library knows.
             expected = "cpu, cuda, or cuda: and a number"
             raise InvalidRequest("--device", given=repr(self.device)[:80], expected=expected)
+        if self.metrics is not None:
+            parse_host_port(self.metrics, "--metrics")
         if self.pool_blocks is not None and self.pool_bytes is not None:
             raise InvalidRequest("--pool-memory", given="--pool-blocks too", expected="one of them")
         if self.pool_bytes is not None and self.pool_bytes < MEMORY_BYTES_MIN:

@@ -15,6 +15,7 @@ from .down_report import (
     render_plan,
     render_stopped,
 )
+from .engine_plan import AFTER_GRACE_S, check_is_engine
 from .folder_option import parse_folder
 from .local_agents import stop_agents
 from .local_engines import stop_engines
@@ -54,7 +55,13 @@ RemoveOption = Annotated[
 ]
 WaitOption = Annotated[
     float,
-    typer.Option(help="How long after SIGTERM to send SIGKILL.", metavar="S", min=0.1, max=3600.0),
+    typer.Option(
+        help="How long after SIGTERM to send SIGKILL; an engine has its grace and"
+        f" {AFTER_GRACE_S:.0f} s, if that is longer.",
+        metavar="S",
+        min=0.1,
+        max=3600.0,
+    ),
 ]
 
 
@@ -157,12 +164,7 @@ def _check_agent(place: LocalFolder, agent: str) -> None:
 
 
 def _check_engine(place: LocalFolder, engine: str) -> None:
-    from .engine_plan import name_engines
-
-    known = [one.name for one in name_engines(place.read_engine_options())]
-    if engine not in known:
-        expected = f"one of the cluster: {', '.join(known) or 'it has none'}"
-        raise InvalidArgument("--engine", given=repr(engine)[:80], expected=expected)
+    check_is_engine(place.read_engine_options(), engine)
 
 
 def _stop(
@@ -192,6 +194,7 @@ def _remove_engine(
     if engine is None:
         raise InvalidArgument("--remove", given="without --engine", expected="the engine to remove")
     with place.locked():
+        # Another command may have removed it while this one waited for the lock.
         left = remove_engine(place.read_engine_options(), engine)
         stopped = StoppedProcesses(
             engines=_stop(place.of(ENGINE), StopDeadlines(term_s=wait_s), engine, dry_run=dry_run)
@@ -203,7 +206,8 @@ def _remove_engine(
             place.write_engine_options(left)
     names = [one.name for one in name_engines(left)]
     if is_json:
-        found = {"removed_engine": engine, "engines_left": names}
+        # Names that are true of a dry run too.
+        found = {"engine": engine, "other_engines": names}
         write_json(render_json(stopped, plan, dry_run=dry_run) | found)
         return
     lines = [*map(render_line, stopped.engines)] or [f"{engine}: not running"]

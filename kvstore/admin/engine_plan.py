@@ -15,6 +15,14 @@ OWN_OPTIONS = frozenset(
     {"agent", "check-only", "help", "listen", "model", "name", "role", "ticket-key"}
 )
 """Of `cachalot engine`, which `up` gives each engine itself, or which serve nobody."""
+OPTION_CHARACTERS_MAX = 4096
+"""Of a value: no path is longer, and all of them together fit into engines.json."""
+GRACE_S = 5.0
+"""A drain of one machine's engines leads nowhere else: what runs may end, and no more."""
+GRACE_S_MAX = 86_400.0
+AFTER_GRACE_S = 70.0
+"""From the end of its grace until a worker has ended: as long as its own deadlines are together,
+for hand-overs, last answers, the step that runs, and what is still to be saved."""
 SPEC_EXPECTED = "such as 1p1d (1 prefill, 1 decode worker), 2p2d, or 1b (1 worker that does both)"
 
 
@@ -68,6 +76,12 @@ def parse_engine_option(text: str) -> tuple[str, str | None]:
             expected="NAME=VALUE, such as pool-blocks=1024, of an option of `cachalot engine` that"
             f" is none of {', '.join(sorted(OWN_OPTIONS))}",
         )
+    if len(value) > OPTION_CHARACTERS_MAX:
+        raise InvalidArgument(
+            "--engine-option",
+            given=f"{name} with a value of {len(value)} characters",
+            expected=f"at most {OPTION_CHARACTERS_MAX}",
+        )
     return name, value if separator else None
 
 
@@ -84,6 +98,20 @@ def name_engines(options: LocalEngineOptions) -> list[LocalEngine]:
         for role, count in roles
         for number in range(1, count + 1)
     ]
+
+
+def choose_stop_s(options: Mapping[str, str | None], wait_s: float) -> float:
+    """How long after SIGTERM engines with these options have, where other processes have `wait_s`:
+    never less than a drain may take."""
+    return max(wait_s, _read_grace_s(options) + AFTER_GRACE_S)
+
+
+def _read_grace_s(options: Mapping[str, str | None]) -> float:
+    try:
+        grace_s = float(options.get("grace") or GRACE_S)
+    except ValueError:
+        return GRACE_S  # as somebody has written it by hand; no engine runs with it
+    return grace_s if 0 <= grace_s <= GRACE_S_MAX else GRACE_S
 
 
 ENGINE_NAMES = frozenset(
@@ -129,8 +157,16 @@ def choose_engines(
             " one away",
         )
     _check_same_for_all(known, wanted, running)
-    if not name_engines(wanted):
+    count = len(name_engines(wanted))
+    if not count:
         raise InvalidArgument("--engines", given="nothing", expected=SPEC_EXPECTED)
+    port = (wanted.options.get("metrics") or "").rpartition(":")[2]
+    if "metrics" in wanted.options and count > 1 and port != "0":
+        raise InvalidArgument(
+            "--engine-option",
+            given=f"metrics for {count} engines, which cannot all listen there",
+            expected="it for one engine only, or port 0: a free one for each",
+        )
     if not wanted.model:
         raise InvalidArgument(
             "--model", given="nothing", expected="a GGUF file, or a folder with config.json"
@@ -162,12 +198,21 @@ def _check_same_for_all(
         )
 
 
-def remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
-    """What a folder is to have that had `known`, of which `name` is one, without that.
+def check_is_engine(known: LocalEngineOptions, name: str) -> None:
+    """Raises InvalidArgument for a name that none of the folder's engines has."""
+    names = [engine.name for engine in name_engines(known)]
+    if name not in names:
+        expected = f"one of the cluster: {', '.join(names) or 'it has none'}"
+        raise InvalidArgument("--engine", given=repr(name)[:80], expected=expected)
 
-    Raises InvalidArgument for one that others are not to be without, or whose number would be left
-    out: the last of its role goes first.
+
+def remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
+    """What a folder is to have that had `known`, without the engine `name`.
+
+    Raises InvalidArgument for one that it does not have, that others are not to be without, or
+    whose number would be left out: the last of its role goes first.
     """
+    check_is_engine(known, name)
     (role,) = (engine.role for engine in name_engines(known) if engine.name == name)
     last = max(engine.name for engine in name_engines(known) if engine.role == role)
     if name != last:

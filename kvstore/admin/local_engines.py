@@ -11,11 +11,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InvalidArgument, StoreError
 from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
-from .engine_plan import EngineWishes, LocalEngine, choose_engines, name_engines, option_words
+from .engine_plan import (
+    GRACE_S,
+    EngineWishes,
+    LocalEngine,
+    choose_engines,
+    choose_stop_s,
+    name_engines,
+    option_words,
+)
+from .exit_codes import ExitCode
 from .local_folder import LocalEngineOptions, LocalFolder, naming_file
 from .local_processes import LocalProcesses
 from .new_token import make_token_file
@@ -29,8 +39,7 @@ ENGINE_START_DEADLINE_S = 180.0
 """A model is read and checked."""
 CHECK_DEADLINE_S = 60.0
 STOP_DEADLINES = StopDeadlines(term_s=20.0)
-GRACE_S = 5.0
-"""A drain of one machine's engines leads nowhere else: what runs may end, and no more."""
+"""The least; `stop_engines` leaves them the time that their drain may take."""
 
 
 class LocalEngines(LocalProcesses):
@@ -123,8 +132,10 @@ class LocalEngines(LocalProcesses):
 def stop_engines(
     folder: LocalFolder, names: Sequence[str], deadlines: StopDeadlines
 ) -> list[StoppedNode]:
-    """As `stop_nodes`, of a folder of engines; also removes the sockets that killed ones left."""
-    stopped = stop_nodes(folder, names, deadlines)
+    """As `stop_nodes`, of a folder of engines, which are not killed while they may still drain;
+    also removes the sockets that killed ones left."""
+    term_s = choose_stop_s(folder.read_engine_options().options, deadlines.term_s)
+    stopped = stop_nodes(folder, names, replace(deadlines, term_s=term_s))
     for one in stopped:
         remove_stale_socket(folder.socket_path(one.node))
     return stopped
@@ -163,8 +174,15 @@ def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
 
 def check_worker_options(options: Mapping[str, str | None]) -> None:
     """Raises InvalidArgument for options that a worker refuses, in its own words. A worker that
-    only reads them is asked: nothing of it is known here."""
-    words = option_words(options)
+    only reads them is asked: nothing of it is known here. Raises StoreError if it does not say."""
+    valued = option_words({name: value for name, value in options.items() if value is not None})
+    flags = [[f"--{name}"] for name, value in options.items() if value is None]
+    # One at a time, and last: an option that lacks its value takes the next word for it.
+    for flag in flags or [[]]:
+        _ask_worker([*valued, *flag])
+
+
+def _ask_worker(words: Sequence[str]) -> None:
     command = [sys.executable, "-m", ENGINE.module, "--check-only", "--role", "both"]
     command += ["--model", "any", "--listen", "any:0", *words]
     try:
@@ -179,12 +197,18 @@ def check_worker_options(options: Mapping[str, str | None]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise StoreError(f"--engine-option: not read after {CHECK_DEADLINE_S:.0f} s") from error
-    if ended.returncode:
-        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-        # Without who says so.
-        reason = lines[-1].partition(": ")[2] or lines[-1]
-        raise InvalidArgument(
-            "--engine-option",
-            given=" ".join(words),
-            expected=f"options of `cachalot engine`, which says: {reason}",
+    if not ended.returncode:
+        return
+    (*_, reason) = ended.stderr.strip().splitlines() or ["it says nothing"]
+    if ended.returncode != ExitCode.WRONG_ARGUMENT:
+        raise StoreError(
+            "--engine-option: `cachalot engine --check-only` ended with exit code"
+            f" {ended.returncode}: {reason}"
         )
+    # Without who says so.
+    reason = reason.partition(": ")[2] or reason
+    raise InvalidArgument(
+        "--engine-option",
+        given=" ".join(words),
+        expected=f"options of `cachalot engine`, which says: {reason}",
+    )

@@ -22,6 +22,8 @@ from typing import Self
 from ..errors import NodeError
 
 STATE_POLL_S = 0.01
+DYING_DEADLINE_S = 5.0
+"""For a process that is ending already."""
 ENDED_STATES = ("Z", "X")
 PID_MAX = 1 << 22
 """Linux gives no process a number above that, on any machine."""
@@ -101,9 +103,7 @@ class NodeProcess:
 
     def wait_for_end(self, *, deadline_s: float) -> bool:
         """Whether the process has ended, at the latest `deadline_s` from now."""
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(max(deadline_s, 0.0) * 1000))
+        return _wait_for_end(self._descriptor, deadline_s)
 
     def wait_for_stop(self, *, deadline_s: float) -> bool:
         """Whether the process stands still after SIGSTOP, at the latest `deadline_s` from now."""
@@ -138,8 +138,27 @@ def is_alive(pid: int) -> bool:
         return True
     if descriptor is None:
         return False
-    os.close(descriptor)
+    try:
+        if _is_without_memory(pid):
+            return not _wait_for_end(descriptor, DYING_DEADLINE_S)
+    finally:
+        os.close(descriptor)
     return _read_state(pid) not in ENDED_STATES
+
+
+def _is_without_memory(pid: int) -> bool:
+    """Whether a process gave back its memory, and with it its command line, which it does before
+    it counts as ended: for some tens of milliseconds, if it had much. (Or it is the kernel's.)"""
+    try:
+        return not any(_read_command(pid))
+    except OSError:
+        return False
+
+
+def _wait_for_end(descriptor: int, deadline_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(deadline_s, 0.0) * 1000))
 
 
 def _open_process(pid: int) -> int | None:

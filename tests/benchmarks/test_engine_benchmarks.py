@@ -46,7 +46,7 @@ def test_first_tokens_are_measured_beside_a_store() -> None:
     assert all(line["first_token_ms"] >= line["compute_ms"] > 0 for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_turns_are_served_without_the_store_and_with_it() -> None:
     sizes = ("--sessions", "1", "--scale", "128", *STORE)
     without, with_store = run_benchmark("engine_turns", "--models", MODEL, *sizes)

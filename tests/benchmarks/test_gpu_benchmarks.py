@@ -14,6 +14,7 @@ TINY = ("--device", "cpu", "--size", "tiny", "--rounds", "1", "--threads", "1")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 10)]
 
 
+@pytest.mark.torture
 def test_swap_in_beside_the_forward_gives_the_bits_of_the_cold_prompt() -> None:
     mover, line = run_benchmark("gpu_overlap", *TINY, "--lengths", "390")
     assert mover["mover"] == "memcpy"

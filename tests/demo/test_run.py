@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,14 @@ import pytest
 from tests.architecture.source_tree import ROOT
 
 COMMAND = [sys.executable, "-m", "demo", "--tokens", "600"]
+SHORT = """
+import runpy
+from demo import scenario
+scenario.SHORT_ANSWER_TOKENS = scenario.Scenario._ask.__kwdefaults__["max_tokens"] = 16
+scenario.LONG_ANSWER_TOKENS = 40
+runpy.run_module("demo", run_name="__main__")
+"""
+"""The same with answers that are shorter than it has them."""
 START_DEADLINE_S = 90.0
 END_DEADLINE_S = 60.0
 
@@ -46,9 +54,11 @@ def temporary_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def start_demo(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start_demo(
+    folder: Path, *words: str, command: Sequence[str] = COMMAND
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *words],
+        [*command, *words],
         cwd=ROOT,
         env=os.environ | {"TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
@@ -62,7 +72,8 @@ def start_demo(folder: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo_keeps_all_its_claims(temporary_folder: Path) -> None:
-    with start_demo(temporary_folder, "--json") as demo:
+    command = [sys.executable, "-c", SHORT, "--tokens", "600"]
+    with start_demo(temporary_folder, "--json", command=command) as demo:
         said, complaints = demo.communicate(timeout=280)
     assert demo.returncode == 0, complaints
     found = json.loads(said)
@@ -111,18 +122,13 @@ def wait_for_first_request(demo: subprocess.Popen[str], folder: Path) -> None:
             return
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("wait", "number"),
     [
         pytest.param(wait_for_nodes, signal.SIGTERM, id="SIGTERM while nodes start"),
-        pytest.param(
-            wait_for_first_request,
-            signal.SIGINT,
-            id="Ctrl-C while a request runs",
-            marks=pytest.mark.torture,
-        ),
+        pytest.param(wait_for_first_request, signal.SIGINT, id="Ctrl-C while a request runs"),
     ],
 )
 def test_demo_cleans_up_when_interrupted(

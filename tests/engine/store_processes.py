@@ -6,6 +6,7 @@ import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import AgentClient, BlockingAgentClient
+from tests.engine.waiting import wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
 
 ARENA_WORDS = ("--arena", "4MiB", "--window-memory", "16MiB")
@@ -43,11 +44,19 @@ def client(shared_agent: AgentProcess) -> Iterator[BlockingAgentClient]:
         yield opened
 
 
-@pytest.fixture
-def agent(frail_cluster: LocalCluster) -> Iterator[AgentProcess]:
-    """One that the test may stop or kill."""
+@pytest.fixture(scope="module")
+def frail_agent(frail_cluster: LocalCluster) -> Iterator[AgentProcess]:
     with AgentProcess(frail_cluster.cluster_path, ARENA_WORDS) as process:
         yield process
+
+
+@pytest.fixture
+def agent(frail_agent: AgentProcess) -> AgentProcess:
+    """One that the test may stop or kill: it runs when the next one begins, and no engine has
+    anything of it."""
+    frail_agent.revive()
+    wait_until(lambda: frail_agent.status()["arena"]["runs"] == 0)
+    return frail_agent
 
 
 @pytest.fixture

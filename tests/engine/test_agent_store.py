@@ -33,10 +33,17 @@ def cluster_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield str(cluster.cluster_path)
 
 
-@pytest.fixture
-def agent(cluster_path: str) -> Iterator[AgentProcess]:
+@pytest.fixture(scope="module")
+def served(cluster_path: str) -> Iterator[AgentProcess]:
     with AgentProcess(cluster_path, ("--arena", "8MiB", "--window-memory", "16MiB")) as process:
         yield process
+
+
+@pytest.fixture
+def agent(served: AgentProcess) -> AgentProcess:
+    """The agent, running, whatever a test before did to it."""
+    served.revive()
+    return served
 
 
 @pytest.fixture
@@ -147,7 +154,8 @@ def read_answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_another_process_hits_through_the_agent(tiny_path: Path, agent: AgentProcess) -> None:
     ask_words = ("--prompt", "The quick brown fox jumps over the lazy dog. " * 12)
-    cold = read_answer(generate(tiny_path, agent, *ask_words))
+    words = ("--model", tiny_path, "--agent", agent.socket_path, "--max-tokens", "4", "--json")
+    cold = json.loads(run_here(engine.generate, *words, *ask_words).stdout)
     hit = read_answer(generate(tiny_path, agent, *ask_words))
     assert cold["blocks"]["stored"] > 0
     assert hit["hit_tokens"] == (hit["prompt_tokens"] - 1) // 128 * 128 > 0

@@ -15,7 +15,7 @@ from engine.compute_device import (
     operations_for,
     refuse_short_products,
 )
-from engine.errors import InvalidRequest
+from engine.errors import DeviceFull, DeviceLost, InvalidRequest
 from engine.models.deepseek_v41.shipped import shipped_config
 from kernels.cuda.operations import CUDA_OPERATIONS
 from kernels.operations import REFERENCE, Operations
@@ -60,7 +60,8 @@ def test_arithmetic_of_a_gpu_is_named_by_card_and_releases(
 
 def test_full_products_are_taken() -> None:
     refuse_short_products(GPU, {})
-    refuse_short_products(GPU, {TF32_OVERRIDE: "0"})
+    for value in ("0", "", "true"):  # PyTorch takes only "1" for a yes
+        refuse_short_products(GPU, {TF32_OVERRIDE: value})
     refuse_short_products(CPU, {TF32_OVERRIDE: "1"})
 
 
@@ -127,3 +128,22 @@ def test_gpu_without_a_compiler_runs_plain_operations_and_says_so_once(
     (record,) = caplog.records
     assert "nvcc" in record.message
     assert "\n" not in record.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nand advice"), DeviceFull),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure\nand advice"), DeviceLost),
+    ],
+)
+def test_gpu_that_is_full_or_lost_is_no_compiler_that_is_missing(
+    fault: Exception,
+    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, KERNELS, Kernels(fault))
+    with pytest.raises(error, match=r"CUDA [^\n]*$"):
+        operations_for(GPU, CONFIG)
+    assert caplog.records == []

@@ -68,7 +68,7 @@ def test_second_process_hits_what_the_first_has_saved_on_real_nodes(
         options: list[str | Path] = ["--model", tiny_path, "--cluster", cluster.cluster_path]
         options += ["--max-tokens", "150"]
         ask = [*options, "--prompt-file", document, "--question", "What jumps?"]
-        cold = answer_of(run_process(*ask, "--json"))
+        cold = run_json(*ask)
         hit = answer_of(run_process(*ask, "--json"))
         (tmp_path / "hit.json").write_text(json.dumps(hit), encoding="utf-8")
         follow_up = [*options, "--follow-up-of", tmp_path / "hit.json", "--question", "Why?"]
@@ -84,7 +84,7 @@ def test_second_process_hits_what_the_first_has_saved_on_real_nodes(
 
 
 def test_people_see_the_answer_and_one_line_of_numbers(tiny_path: Path) -> None:
-    plain = run_process("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
+    plain = run("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
     assert (plain.returncode, plain.stderr) == (0, "")
     *answer, summary = plain.stdout.splitlines()
     as_json = run_json("--model", tiny_path, "--prompt", "Hi", "--max-tokens", "4")
@@ -167,8 +167,8 @@ def test_mistakes_of_a_user_are_said_before_the_tensor_library_is_loaded(tmp_pat
     assert found == sorted(found)
 
 
-def test_process_without_a_prompt_ends_with_one_line_on_stderr() -> None:
-    done = run_process()
+def test_command_without_a_prompt_ends_with_one_line_on_stderr() -> None:
+    done = run()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "engine.generate: prompt: given nothing, expected --prompt, --prompt-file or --question\n"

@@ -38,6 +38,12 @@ AT_ONCE = RedundancyOptions(
 """What was written or used a moment ago is looked at too."""
 
 
+async def empty(cluster: LocalCluster) -> None:
+    """Take away all that a cluster's nodes hold, for the test that has it next."""
+    async with RepairBench.open(cluster) as bench:
+        await bench.forget_all()
+
+
 class FixedMap:
     """A map that stays as it is."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +22,7 @@ from kvstore.client.store_client import StoreClient
 from kvstore.retention import DEFAULT_POLICY, RetentionPolicy
 from kvstore.retention_rules import Watermarks
 from kvstore.wire import EvictReason
-from tests.gc_worker.repair_bench import AT_ONCE
+from tests.gc_worker.repair_bench import AT_ONCE, empty
 from tests.gc_worker.worker_bench import WorkerBench, start_uneven
 from tests.kvstore.blocks import RandomBlocks
 from tests.patience import PATIENCE_S
@@ -32,11 +32,18 @@ TARGET_BYTES = 2 << 20
 """Room for about 1,600 shards of 1 KiB."""
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    folder = tmp_path / "cluster"
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("eviction") / "cluster"
     with LocalCluster.start(folder, nodes=6, k=4, m=2, target_size_bytes=TARGET_BYTES) as it:
         yield it
+
+
+@pytest.fixture
+async def cluster(shared_cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+    """Six nodes that hold nothing, and all run when the test ends."""
+    yield shared_cluster
+    await empty(shared_cluster)
 
 
 async def test_expired_blocks_go_from_all_nodes_and_younger_classes_stay(
@@ -178,16 +185,27 @@ async def test_block_that_is_saved_again_before_a_worker_resumes_stays(
         assert await bench.match(blocks) == 30
 
 
-async def test_slots_that_were_reused_after_the_look_are_left_alone(cluster: LocalCluster) -> None:
-    async with WorkerBench.open(cluster) as bench:
+@pytest.fixture
+def new_node(tmp_path: Path) -> Iterator[LocalCluster]:
+    """One that gives its slots in the order in which they were given back: it never had others."""
+    with LocalCluster.start(
+        tmp_path / "c", nodes=1, k=1, m=0, target_size_bytes=TARGET_BYTES
+    ) as cluster:
+        yield cluster
+
+
+async def test_slots_that_were_reused_after_the_look_are_left_alone(new_node: LocalCluster) -> None:
+    async with WorkerBench.open(new_node) as bench:
         old = await bench.save(30, seed=1)
         stale = await bench.columns("n01")
-        async with StoreClient.connect(cluster.cluster_path) as store:
+        async with StoreClient.connect(new_node.cluster_path) as store:
             await store.forget(old.namespace, old.keys)
         new = await bench.save(30, seed=2)
         assert (await bench.columns("n01")).location.tolist() == stale.location.tolist()
         context = bench.contexts["n01"]
-        batch = BatchEviction(context, "n01-t0", cluster.target_folder("n01"), Withdrawals(context))
+        batch = BatchEviction(
+            context, "n01-t0", new_node.target_folder("n01"), Withdrawals(context)
+        )
         reasons = np.full(30, EvictReason.LEAST_USED, np.uint8)
         never = np.full(30, 0xFFFFFFFF, np.uint32)
         assert await batch.evict(stale, np.arange(30), reasons, never) == 0
@@ -290,6 +308,19 @@ def _policy(**changes: object) -> RetentionPolicy:
 UNEVEN_BYTES = [2 << 20, 3 << 20, 4 << 20, 4 << 20, 6 << 20, 2 << 20]
 
 
+@pytest.fixture(scope="module")
+def shared_uneven_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("uneven") / "cluster"
+    with start_uneven(folder, UNEVEN_BYTES, k=4, m=2) as it:
+        yield it
+
+
+@pytest.fixture
+async def uneven_cluster(shared_uneven_cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+    yield shared_uneven_cluster
+    await empty(shared_uneven_cluster)
+
+
 async def count_unreadable(bench: WorkerBench) -> tuple[int, int]:
     """Shards of blocks that cannot be read, and all shards."""
     held = await bench.shards_by_key()
@@ -298,42 +329,40 @@ async def count_unreadable(bench: WorkerBench) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-async def test_uneven_nodes_keep_no_unreadable_blocks(tmp_path: Path) -> None:
-    with start_uneven(tmp_path / "cluster", UNEVEN_BYTES, k=4, m=2) as cluster:
-        async with WorkerBench.open(cluster) as bench:
-            async with bench.running():
-                # Short chains, twice what the smallest nodes have room for, no faster than
-                # room is made for them.
-                for seed in range(60):
-                    while max(await bench.fill("n01"), await bench.fill("n06")) > 0.94:
-                        await asyncio.sleep(0.05)
-                    await bench.save(50, seed=seed)
-            unreadable, total = await count_unreadable(bench)
-            assert total > 6000
-            assert unreadable < total / 100
-            for node in cluster.node_names:
-                assert await bench.fill(node) <= 0.95
+async def test_uneven_nodes_keep_no_unreadable_blocks(uneven_cluster: LocalCluster) -> None:
+    async with WorkerBench.open(uneven_cluster) as bench:
+        async with bench.running():
+            # Short chains, twice what the smallest nodes have room for, no faster than
+            # room is made for them.
+            for seed in range(60):
+                while max(await bench.fill("n01"), await bench.fill("n06")) > 0.94:
+                    await asyncio.sleep(0.05)
+                await bench.save(50, seed=seed)
+        unreadable, total = await count_unreadable(bench)
+        assert total > 6000
+        assert unreadable < total / 100
+        for node in uneven_cluster.node_names:
+            assert await bench.fill(node) <= 0.95
 
 
 @pytest.mark.slow
-async def test_rest_of_saves_that_found_no_room_goes_too(tmp_path: Path) -> None:
-    with start_uneven(tmp_path / "cluster", UNEVEN_BYTES, k=4, m=2) as cluster:
-        async with WorkerBench.open(cluster) as bench:
-            # The small nodes are full long before the large one, and refuse what it still takes.
-            for seed in range(30):
-                await bench.save(100, seed=seed)
+async def test_rest_of_saves_that_found_no_room_goes_too(uneven_cluster: LocalCluster) -> None:
+    async with WorkerBench.open(uneven_cluster) as bench:
+        # The small nodes are full long before the large one, and refuse what it still takes.
+        for seed in range(30):
+            await bench.save(100, seed=seed)
+        unreadable, total = await count_unreadable(bench)
+        assert unreadable > total / 100
+        suspects = {node: Suspects(0.0) for node in uneven_cluster.node_names}
+        # Two passes remove it, of which each leaves out what is younger than a second.
+        number, end_s = 0, time.monotonic() + PATIENCE_S
+        while unreadable >= total / 100:
+            assert time.monotonic() < end_s, f"{unreadable} of {total} shards"
+            number += 1
+            for node, context in bench.contexts.items():
+                await check_redundancy(context, AT_ONCE, suspects[node], number)
             unreadable, total = await count_unreadable(bench)
-            assert unreadable > total / 100
-            suspects = {node: Suspects(0.0) for node in cluster.node_names}
-            # Two passes remove it, of which each leaves out what is younger than a second.
-            number, end_s = 0, time.monotonic() + PATIENCE_S
-            while unreadable >= total / 100:
-                assert time.monotonic() < end_s, f"{unreadable} of {total} shards"
-                number += 1
-                for node, context in bench.contexts.items():
-                    await check_redundancy(context, AT_ONCE, suspects[node], number)
-                unreadable, total = await count_unreadable(bench)
-            assert total > 6000
+        assert total > 6000
 
 
 async def test_target_whose_journal_cannot_be_written_keeps_its_blocks(
@@ -355,3 +384,5 @@ async def test_target_whose_journal_cannot_be_written_keeps_its_blocks(
         bench.clocks["n02"].ahead_s = 8 * DAY_S
         await bench.evictions["n02"].run_now()
         assert await bench.shards_by_key() == {}
+        (obstacle / "x").rmdir()
+        obstacle.rmdir()

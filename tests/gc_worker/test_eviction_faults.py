@@ -7,7 +7,7 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,17 +29,25 @@ from kvstore.cluster.map import write_cluster_map
 from kvstore.errors import DeadlineExceeded, NodeError, TargetLocked
 from kvstore.retention import DEFAULT_POLICY, RetentionPolicy
 from kvstore.wire import EvictReason
+from tests.gc_worker.repair_bench import empty
 from tests.gc_worker.worker_bench import WorkerBench
 from tests.patience import PATIENCE_S, until
 
 DAY_S = 86_400
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    folder = tmp_path / "cluster"
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("eviction-faults") / "cluster"
     with LocalCluster.start(folder, nodes=3, k=2, m=1, target_size_bytes=4 << 20) as it:
         yield it
+
+
+@pytest.fixture
+async def cluster(shared_cluster: LocalCluster) -> AsyncIterator[LocalCluster]:
+    """Three nodes that hold nothing, and all run when the test ends."""
+    yield shared_cluster
+    await empty(shared_cluster)
 
 
 async def test_eviction_goes_on_without_a_journal_when_the_disk_is_full(
@@ -147,6 +155,7 @@ async def test_failure_of_a_run_that_nobody_waits_for_is_logged(
         cluster.kill("n01")
         assert not (await handle.run_gc(deadline_s=0.0))["is_done"]
         await until(lambda: any("asked for failed" in line for line in caplog.messages))
+    cluster.restart_node("n01")
 
 
 async def test_journal_in_flight_is_not_replaced_while_its_folder_rests(
@@ -184,8 +193,9 @@ async def _leave_journal(bench: WorkerBench, folder: Path) -> set[bytes]:
 
 
 async def test_target_that_hangs_keeps_no_other_one_waiting(
-    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = LocalCluster.start(tmp_path / "c", nodes=1, k=1, m=0, target_size_bytes=4 << 20)
     cluster.stop()
     more = tuple(
         replace(target, name=f"{target.node}-t1", path=f"nodes/{target.node}/second")

@@ -18,7 +18,7 @@ from ...errors import InvalidRequest, StateSlotsExhausted
 from .config import DeepseekV41Config
 from .layout import ByteRun, StateOffsets, group_tokens, state_offsets
 from .ring import Ring
-from .window_record import make_record, window_shape
+from .stored_window import make_record, window_shape
 
 NO_ID = -1
 """In `recent_ids`: the token is an image's, or there is none because the sequence begins later."""

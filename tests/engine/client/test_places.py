@@ -3,20 +3,24 @@
 import pytest
 
 from engine.client import EnginePlaces, find_places
+from engine.client.route import Route
 from engine.errors import InvalidRequest
 from engine.worker.address import WorkerAddress, parse_address
 
 P1, D1 = (WorkerAddress(host=name, port=1) for name in ("p1", "d1"))
 
 
-@pytest.mark.parametrize(
-    "places", [{}, {"prefill": (P1,)}, {"decode": (D1,)}, {"prefill": (), "both": ()}]
-)
+@pytest.mark.parametrize("places", [{}, {"prefill": (P1,)}, {"prefill": (), "both": ()}])
 def test_places_without_a_way_to_an_answer_are_refused(
     places: dict[str, tuple[WorkerAddress, ...]],
 ) -> None:
-    with pytest.raises(InvalidRequest, match="at least one of prefill and one of decode"):
+    with pytest.raises(InvalidRequest, match="at least one of decode or of both"):
         EnginePlaces(**places)
+
+
+def test_workers_that_decode_are_enough() -> None:
+    route = Route(places=EnginePlaces(decode=(D1,)), faults_max=1)
+    assert route.next_worker(in_flight={}) == D1
 
 
 def test_places_are_found_in_a_folder_of_sockets_or_at_an_address(

@@ -26,6 +26,15 @@ LENGTHS = (
     *(255, 256, 257),
 )
 LENGTH_MAX = 300
+SOME_LENGTHS = (1, 9, CONFIG.window, CONFIG.ring_rows, 128, 257)
+
+
+def in_part(lengths: tuple[int, ...]) -> list[object]:
+    """One of each kind of border; the others, beside it, are for `make torture`."""
+    return [
+        pytest.param(one, marks=[] if one in SOME_LENGTHS else [pytest.mark.torture])
+        for one in lengths
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,7 @@ def assert_equal_runs(
     assert torch.equal(given[0], expected[0]), "logits"
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", in_part(LENGTHS))
 def test_two_pieces_are_one_wherever_a_border_may_lie(
     bench: ModelBench, token_ids: list[int], reference: Reference, length: int
 ) -> None:
@@ -92,7 +101,7 @@ def test_two_pieces_are_one_wherever_a_border_may_lie(
     assert_equal_runs(cut, whole)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", in_part(LENGTHS))
 def test_prefill_and_one_token_at_a_time_are_one_piece(
     bench: ModelBench, token_ids: list[int], reference: Reference, length: int
 ) -> None:
@@ -101,14 +110,14 @@ def test_prefill_and_one_token_at_a_time_are_one_piece(
     assert_equal_runs(run_fresh(bench, token_ids[:length], cuts), whole)
 
 
+@pytest.mark.parametrize("length", [40, pytest.param(150, marks=pytest.mark.torture)])
 def test_token_by_token_is_one_piece(
-    bench: ModelBench, token_ids: list[int], reference: Reference
+    bench: ModelBench, token_ids: list[int], reference: Reference, length: int
 ) -> None:
-    length = 150
     assert_equal_runs(run_fresh(bench, token_ids[:length], (1,) * length), reference.of(length))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_any_cut_is_one_piece(
     bench: ModelBench, token_ids: list[int], reference: Reference, data: st.DataObject
@@ -164,7 +173,7 @@ def test_sequences_of_one_pass_do_not_see_each_other(
         bench.end(state)
 
 
-@pytest.mark.parametrize("taken_back", [1, 2, 5])
+@pytest.mark.parametrize("taken_back", [1, pytest.param(2, marks=pytest.mark.torture), 5])
 def test_tokens_that_are_taken_back_leave_no_trace(
     bench: ModelBench, token_ids: list[int], reference: Reference, taken_back: int
 ) -> None:

@@ -76,7 +76,12 @@ def test_runs_are_leased_when_what_is_copied_is_computed() -> None:
     happened: list[str] = []
     prompt = StoredPrompt(2)
     pool, agent = prompt.pool(2), AgentThatGoes(happened)
-    mark = cast("ComputeMark", SimpleNamespace(synchronize=lambda: happened.append("computed")))
+
+    def end_pass() -> bool:
+        happened.append("computed")
+        return True
+
+    mark = cast("ComputeMark", SimpleNamespace(query=end_pass))
     block_ids = pool.allocate(2)
     departure = departure_by(agent, prompt, pool)
     departure.copy_early(3, block_ids, mark)

@@ -16,7 +16,7 @@ from engine.block_pool import BlockPool
 from engine.errors import MoverUnavailable, TransferFailed, describe_in_one_line
 from engine.kv.choose_mover import MoverRate, choose_mover, make_fastest, measure_movers
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import ComputeMark, SectionMover, Transfer
+from engine.kv.mover import ComputeMark, EndedTransfer, SectionMover, Transfer
 from engine.kv.open_mover import open_mover
 from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.stored_prompt import LAYOUT, StoredPrompt
@@ -96,13 +96,35 @@ def test_measurement_tells_what_movers_do_and_gives_the_blocks_back() -> None:
     assert pool.free_blocks == 10
 
 
-class Closing(MemcpyMover):
-    """Takes so long by a clock of the test, and says when it was closed."""
+class Lasting(EndedTransfer):
+    """Has ended when it is first looked at, which is so long after it was started."""
 
-    def __init__(self, pool: BlockPool, *, name: str, takes_s: float, now_s: list[float]) -> None:
+    def __init__(self, moves_s: float, now_s: list[float]) -> None:
+        self._moves_s, self._now_s = moves_s, now_s
+
+    @property
+    def has_ended(self) -> bool:  # type: ignore[override]
+        self._now_s[0] += self._moves_s
+        self._moves_s = 0.0
+        return True
+
+
+class Closing(MemcpyMover):
+    """Takes so long to start by a clock of the test, and `moves_s` more until it has moved, and
+    says when it was closed."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        name: str,
+        takes_s: float,
+        now_s: list[float],
+        moves_s: float = 0.0,
+    ) -> None:
         super().__init__(pool, LAYOUT)
         self.name = name
-        self._takes_s, self._now_s = takes_s, now_s
+        self._takes_s, self._moves_s, self._now_s = takes_s, moves_s, now_s
 
     def to_pool(
         self,
@@ -113,7 +135,8 @@ class Closing(MemcpyMover):
         after: ComputeMark = None,
     ) -> Transfer:
         self._now_s[0] += self._takes_s
-        return super().to_pool(part, section, block_ids)
+        super().to_pool(part, section, block_ids)
+        return Lasting(self._moves_s, self._now_s)
 
     def from_pool(
         self,
@@ -124,7 +147,8 @@ class Closing(MemcpyMover):
         after: ComputeMark = None,
     ) -> Transfer:
         self._now_s[0] += self._takes_s
-        return super().from_pool(part, section, block_ids)
+        super().from_pool(part, section, block_ids)
+        return Lasting(self._moves_s, self._now_s)
 
     def close(self) -> None:
         CLOSED.append(self.name)
@@ -183,6 +207,21 @@ def test_only_the_fastest_mover_is_kept_and_those_that_cannot_be_made_cost_no_ot
     gc.collect()
     assert [ref() is None for ref in made] == [True, False], "staging of the slow one is free"
     assert pool.free_blocks == 10
+
+
+def test_way_that_was_left_out_for_the_hosts_time_is_named(arena: memoryview) -> None:
+    """It may be the one with the highest rate."""
+    pool, now_s = StoredPrompt(1).pool(10), [0.0]
+    make = partial(Closing, pool, now_s=now_s)
+    makers: dict[str, Callable[[], SectionMover]] = {
+        "busy": partial(make, name="busy", takes_s=0.00035),
+        "calm": partial(make, name="calm", takes_s=0.00007, moves_s=0.0004),
+    }
+    chosen = make_fastest(makers, pool, WIDTHS, arena, clock=lambda: now_s[0])
+    assert chosen.mover.name == "calm"
+    assert chosen.problems == {"busy": "takes the host 350 us a section"}
+    rates = {one.name: one.in_bytes_per_s for one in chosen.rates}
+    assert rates["busy"] > rates["calm"]
 
 
 def test_device_that_takes_no_mover_is_told_in_one_line(arena: memoryview) -> None:

@@ -20,7 +20,7 @@ from engine.errors import (
     TransferStuck,
     describe_in_one_line,
 )
-from engine.kv import cuda_transfer
+from engine.kv import cuda_transfer, polling
 from engine.kv import mover as mover_module
 from engine.kv.cuda_runtime import CudaRuntime
 from engine.kv.cuda_transfer import EventTransfer, all_queued
@@ -83,7 +83,6 @@ class FakeEvent:
     """What torch has for an event of a device that is lost."""
 
     query: Callable[[], bool] = fail_illegally
-    synchronize: Callable[[], None] = fail_illegally
 
 
 def test_transfer_on_a_device_that_is_lost_says_so_in_one_line() -> None:
@@ -99,15 +98,20 @@ def test_transfer_on_a_device_that_is_lost_says_so_in_one_line() -> None:
 def test_deadline_of_a_transfer_begins_when_the_pass_before_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda_transfer, "DEADLINE_S", cuda_transfer.POLL_FIRST_S)
-    over = list[str]()
-    mark = FakeEvent(synchronize=lambda: over.append("pass"))
-    event = FakeEvent(query=lambda: bool(over))
+    monkeypatch.setattr(cuda_transfer, "DEADLINE_S", polling.POLL_FIRST_S)
+    looks = iter([False, False, False, False, True])
+    over = list[bool]()
+
+    def end_pass() -> bool:
+        over.append(next(looks))
+        return over[-1]
+
+    event = FakeEvent(query=lambda: bool(over) and over[-1])
     transfer = EventTransfer(
-        cast("torch.cuda.Event", event), GPU, after=cast("torch.cuda.Event", mark)
+        cast("torch.cuda.Event", event), GPU, after=cast("torch.cuda.Event", FakeEvent(end_pass))
     )
     transfer.wait()
-    assert over == ["pass"]
+    assert len(over) == 5
     never = EventTransfer(cast("torch.cuda.Event", FakeEvent(query=lambda: False)), GPU)
     with pytest.raises(TransferStuck):
         never.wait()
@@ -115,7 +119,33 @@ def test_deadline_of_a_transfer_begins_when_the_pass_before_it_is_over(
 
 def test_what_is_computed_on_a_device_that_is_lost_ends_no_thread_of_a_sink() -> None:
     with pytest.raises(DeviceLost, match=r"illegal memory access was encountered$"):
-        wait_for_compute(cast("torch.cuda.Event", FakeEvent()))
+        wait_for_compute(cast("torch.cuda.Event", FakeEvent()), "a save")
+
+
+def test_pass_that_never_ends_is_told_again_and_again_and_given_up_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look_once(
+        is_over: Callable[[], bool], deadline_s: float, *, poll_max_s: float = 0.0
+    ) -> bool:
+        return is_over()
+
+    monkeypatch.setattr(mover_module, "poll", look_once)
+    never = cast("torch.cuda.Event", FakeEvent(query=lambda: False))
+    with pytest.raises(TransferStuck, match=r"^a save: what was computed .* not ended for 600 s$"):
+        wait_for_compute(never, "a save")
+    told = [one.getMessage() for one in caplog.records]
+    assert len(told) == 19
+    assert told[0] == "a save: what was computed before it has not ended for 30 s; it waits"
+    with pytest.raises(TransferStuck, match=r"not ended for 60 s$"):
+        wait_for_compute(never, "a load", deadline_s=60.0)
+
+
+def test_pass_that_ends_late_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    looks = iter([False, False, True])
+    wait_for_compute(cast("torch.cuda.Event", FakeEvent(query=lambda: next(looks))), "a save")
+    assert next(looks, None) is None
+    assert caplog.records == []
 
 
 def test_streams_of_a_device_that_is_lost_take_no_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from engine.block_pool import BlockPool
 from engine.errors import InvalidRequest
 from engine.kv.batched_mover import BatchedMover
 from engine.kv.block_list import BlockList
-from engine.kv.cuda_mover import BOUNCE_BYTES
+from engine.kv.bounce import BOUNCE_BYTES
 from engine.kv.cuda_runtime import open_runtime
 from engine.kv.gather_mover import GatherMover
 from engine.kv.memcpy_mover import MemcpyMover

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from engine.block_pool import BlockPool
-from engine.errors import MoverUnavailable, TransferFailed, TransferStuck
+from engine.errors import DeviceLost, MoverUnavailable, TransferFailed, TransferStuck
 from engine.kv import mover as mover_module
-from engine.kv import nixl_transfer
+from engine.kv import nixl_transfer, polling
 from engine.kv.mover import wait_to_end
 from engine.kv.nixl_mover import NixlMover
 from kvstore.layout import BlockLayout, Section
@@ -51,7 +51,7 @@ def host() -> Host:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A deadline of a few looks; and nothing that one test leaves behind is another's."""
-    monkeypatch.setattr(nixl_transfer, "DEADLINE_S", 3 * nixl_transfer.POLL_S)
+    monkeypatch.setattr(nixl_transfer, "DEADLINE_S", 3 * polling.POLL_FIRST_S)
     before = len(mover_module.left_behind)
     yield
     del mover_module.left_behind[before:]
@@ -128,23 +128,41 @@ def test_arena_that_is_let_go_of_while_a_transfer_is_begun_is_not_moved_from_by_
 
 
 class LongPass:
-    """A mark of a pass that is over when it has been waited for."""
+    """A mark of a pass that is over when it has been looked at three times."""
 
-    is_over = False
+    looks = 0
 
     def query(self) -> bool:
-        return self.is_over
-
-    def synchronize(self) -> None:
-        self.is_over = True
+        self.looks += 1
+        return self.looks >= 3
 
 
-def test_pass_before_a_transfer_may_take_as_long_as_it_likes(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pass_before_a_transfer_is_waited_for(host: Host) -> None:
     mover, mark = host.make_mover(), LongPass()
     wait_to_end(mover.to_pool(host.part(2), 0, [3, 1], after=cast("torch.cuda.Event", mark)))
-    assert mark.is_over
+    assert mark.looks == 3
+    mover.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_lost"),
+    [(torch.OutOfMemoryError, False), (torch.AcceleratorError, True), (RuntimeError, False)],
+)
+def test_device_that_does_not_copy_is_a_transfer_that_failed(
+    host: Host, monkeypatch: pytest.MonkeyPatch, fault: type[RuntimeError], is_lost: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise fault("CUDA error: no luck\nand advice")
+
+    mover, memory = host.make_mover(), torch.zeros(4, dtype=torch.uint8)
+    monkeypatch.setattr(torch.Tensor, "copy_", fail)
+    for arguments, copy in (
+        ((memoryview(bytearray(4)), memory), mover.copy_in),
+        ((memory, memoryview(bytearray(4))), mover.copy_out),
+    ):
+        with pytest.raises(TransferFailed, match=r"^nixl: a copy: CUDA error: no luck$") as raised:
+            cast("Callable[..., object]", copy)(*arguments)
+        assert isinstance(raised.value, DeviceLost) is is_lost
     mover.close()
 
 

@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 import torch
 
+from engine.errors import DeviceFull, DeviceLost
 from engine.kv import section_kernels
 from engine.kv.section_kernels import TorchKernels, find_kernels
 from kernels.reference.block_sections import gather_block_sections, scatter_block_sections
@@ -70,6 +71,35 @@ def test_kernels_that_cannot_be_compiled_are_pytorchs_and_the_log_says_why(
     assert record.levelno == logging.WARNING
     assert "nvcc and a C++ compiler" in record.getMessage()
     assert "trace" not in record.getMessage()
+
+
+def find_no_memory() -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nand advice")
+
+
+def find_no_device() -> NoReturn:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand advice")
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "said"),
+    [
+        (find_no_memory, DeviceFull, r"^CUDA out of memory. Tried to allocate 2 MiB.$"),
+        (find_no_device, DeviceLost, r"^the device has failed: CUDA error: an illegal .*tered$"),
+    ],
+)
+def test_device_that_is_full_or_lost_is_no_compiler_that_is_missing(
+    fail: Callable[[], None],
+    error: type[Exception],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
+    monkeypatch.setattr(Compiling, "compile", staticmethod(fail), raising=False)
+    with pytest.raises(error, match=said):
+        find_kernels(torch.zeros((2, 96), dtype=torch.uint8), 48)
+    assert caplog.records == []
 
 
 def test_kernels_that_can_be_compiled_are_taken_and_the_pool_stays_as_it_is(

@@ -20,11 +20,11 @@ from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
 from tests.engine.llm_engine.engine_bench import answer_alone, llama, prompt_of, request_of
-from tests.engine.store_processes import agent, frail_cluster, own_client
+from tests.engine.store_processes import agent, frail_agent, frail_cluster, own_client
 from tests.engine.waiting import DEADLINE_S
 from tests.kvstore.agent.agent_process import AgentProcess
 
-__all__ = ["agent", "frail_cluster", "own_client"]
+__all__ = ["agent", "frail_agent", "frail_cluster", "own_client"]
 
 LONG_S = 3600.0
 STORED = prompt_of(600, 1)

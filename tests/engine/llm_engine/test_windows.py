@@ -1,9 +1,13 @@
 """Which window states are kept, by the rules of hits."""
 
+import logging
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
+import torch
 
+from engine.models.deepseek_v41.state import SequenceState
 from kvstore.key import KeyChain
 from tests.engine.llm_engine.engine_bench import bench, llama, nano, prompt_of, request_of
 
@@ -43,6 +47,29 @@ def test_windows_of_an_answer_are_saved_at_its_end_and_only_the_newest_two() -> 
         one.finish()
         keys = KeyChain(one.runner.namespace).append([*prompt, *one.tokens("r")])
         assert list(one.kept.windows) == keys[1:3]
+
+
+def test_device_without_memory_for_window_state_costs_later_hits_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(state: SequenceState, position: int) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB.\nand advice")
+
+    prompt = prompt_of(250)
+    with bench(nano) as one:
+        one.add(request_of("kept", prompt, 8))
+        one.finish()
+        expected, kept = one.tokens("kept"), dict(one.kept.windows)
+        one.kept.windows.clear()
+    with bench(nano) as one:
+        monkeypatch.setattr(SequenceState, "copy_stored_window", fail)
+        one.add(request_of("r", prompt, 8))
+        one.finish()
+        assert one.tokens("r") == expected
+        assert one.kept.windows == {}
+        assert one.engine.status.dropped_windows == len(kept) == 2
+    (told,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert told.endswith("window state: CUDA out of memory. Tried to allocate 2 MiB.")
 
 
 def test_dense_model_keeps_no_windows() -> None:

@@ -5,14 +5,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
+import torch
 
 from engine.block_pool import BlockPool
 from engine.errors import TransferFailed
+from engine.kv import mover as mover_module
 from engine.kv.memcpy_mover import MemcpyMover
 from engine.kv.mover import ComputeMark, SectionMover, Transfer
+from engine.kv.nixl_mover import NixlMover
 from engine.save_receipt import SaveReceipt, SaveSummary
 from engine.sinks.agent_sink import AgentSink
 from engine.sinks.threaded_sink import SinkLimits
@@ -21,6 +24,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
 from kvstore.layout import BlockLayout
 from tests.engine.kv.delayed_mover import DelayedMover
+from tests.engine.kv.fake_nixl import FakeNixl
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -118,17 +122,18 @@ def test_blocks_that_do_not_get_out_of_the_pool_are_no_fault_of_the_store(
 
 
 class WaitingMover(MemcpyMover):
-    """Its device is said to have computed so far when it is waited for."""
+    """Its device is said to have computed so far when it is looked at."""
 
     def __init__(self, pool: BlockPool, layout: BlockLayout) -> None:
         super().__init__(pool, layout)
         self.happened: list[str] = []
 
     def mark_compute(self) -> ComputeMark:
-        return cast("ComputeMark", SimpleNamespace(synchronize=self._note))
+        return cast("ComputeMark", SimpleNamespace(query=self._note))
 
-    def _note(self) -> None:
+    def _note(self) -> bool:
         self.happened.append("computed")
+        return True
 
     def from_pool(
         self,
@@ -198,11 +203,54 @@ def test_window_state_of_a_device_that_is_lost_is_dropped_and_no_fault_of_the_st
         raise RuntimeError("an illegal memory access")
 
     saving = Saving(client, SinkLimits())
-    after = cast("ComputeMark", SimpleNamespace(synchronize=fail))
+    after = cast("ComputeMark", SimpleNamespace(query=fail))
     saving.sink.save_window(saving.prompt.keys[-1], replace(saving.prompt.record, after=after))
     assert saving.sink.close(DEADLINE_S)
     assert saving.sink.dropped_windows == 1
     assert (saving.faults.count, saving.faults.transfers) == (0, 1)
+
+
+def nixl_mover(pool: BlockPool, layout: BlockLayout) -> NixlMover:
+    return NixlMover(pool, layout, arena=lambda: None, api=FakeNixl().module)
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])
+def test_window_state_that_a_device_does_not_copy_is_dropped_and_the_sink_goes_on(
+    client: BlockingAgentClient, monkeypatch: pytest.MonkeyPatch, fault: type[RuntimeError]
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise fault("CUDA error: no luck\nand advice")
+
+    saving = Saving(client, SinkLimits(), nixl_mover)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", fail)
+        saving.save_window()
+        assert saving.sink.flush(DEADLINE_S)
+    assert saving.sink.dropped_windows == 1
+    assert (saving.faults.count, saving.faults.transfers) == (0, 1)
+    saving.save_window()
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.fetch_window() == saving.prompt.window
+
+
+def test_pass_that_never_ends_costs_the_blocks_behind_it_their_saving(
+    client: BlockingAgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_module, "poll", lambda is_over, deadline_s, **_: is_over())
+
+    class HangingMover(MemcpyMover):
+        def mark_compute(self) -> ComputeMark:
+            return cast("ComputeMark", SimpleNamespace(query=lambda: False))
+
+    saving = Saving(client, SinkLimits(), HangingMover)
+    receipt = saving.save()
+    assert saving.sink.flush(DEADLINE_S)
+    assert receipt.summary() == SaveSummary(failed=BLOCKS)
+    assert saving.pool.free_blocks == BLOCKS
+    assert (saving.faults.count, saving.faults.transfers) == (0, 1)
+    saving.save_window()
+    assert saving.sink.close(DEADLINE_S)
+    assert saving.fetch_window() == saving.prompt.window
 
 
 @pytest.fixture

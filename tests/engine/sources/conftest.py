@@ -4,9 +4,18 @@ from tests.engine.store_processes import (
     agent,
     client,
     cluster,
+    frail_agent,
     frail_cluster,
     own_client,
     shared_agent,
 )
 
-__all__ = ["agent", "client", "cluster", "frail_cluster", "own_client", "shared_agent"]
+__all__ = [
+    "agent",
+    "client",
+    "cluster",
+    "frail_agent",
+    "frail_cluster",
+    "own_client",
+    "shared_agent",
+]

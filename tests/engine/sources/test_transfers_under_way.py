@@ -4,6 +4,7 @@ it made of them counts only when all of them are known to have come whole."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import Thread
 from types import SimpleNamespace
 from typing import cast
@@ -11,9 +12,10 @@ from typing import cast
 import pytest
 
 from engine.errors import TransferFailed
+from engine.kv import mover as mover_module
 from engine.kv.mover import ComputeMark, Transfer
 from engine.prefix_source import LoadFellShort
-from engine.sources.load import ThreadedLoad
+from engine.sources.load import COMPUTE_WAIT_S, ThreadedLoad
 from engine.sources.run_swap import RunSwap
 from engine.work_threads import WorkThreads
 from kvstore.client import ArenaRun
@@ -162,20 +164,21 @@ def test_pass_over_a_run_that_was_lost_under_way_is_not_confirmed() -> None:
 
 
 class LongPass:
-    """What a load stands behind, and a clock: the pass takes 100 s, a look at the clock 4. When it
-    is over the transfers are known to have ended by the next look."""
+    """What a load stands behind, and a clock: the pass takes 100 s, as long as two looks at it, a
+    look at the clock 4. When it is over the transfers are known to have ended by the next look."""
 
-    def __init__(self) -> None:
+    def __init__(self, looks_needed: int = 2) -> None:
         self.load: ThreadedLoad | None = None
         self.is_over = False
+        self.looks = 0
+        self._looks_needed = looks_needed
         self._now_s = 0.0
 
     def query(self) -> bool:
+        self._now_s += 50.0
+        self.looks += 1
+        self.is_over = self.looks >= self._looks_needed
         return self.is_over
-
-    def synchronize(self) -> None:
-        self._now_s += 100.0
-        self.is_over = True
 
     def clock(self) -> float:
         self._now_s += 4.0
@@ -184,8 +187,9 @@ class LongPass:
         return self._now_s
 
 
-def test_deadline_to_confirm_a_load_begins_when_what_it_stands_behind_is_computed() -> None:
-    prompt, before = StoredPrompt(BLOCKS), LongPass()
+def published_behind(before: LongPass) -> ThreadedLoad:
+    """A load of which all sections were published, and are being moved behind a pass."""
+    prompt = StoredPrompt(BLOCKS)
     pool = prompt.pool(BLOCKS)
     load = ThreadedLoad(
         prompt.tokens,
@@ -201,9 +205,38 @@ def test_deadline_to_confirm_a_load_begins_when_what_it_stands_behind_is_compute
     plan = HitPlan(hit_tokens=BLOCKS * 128, replay_tokens=0, window_anchor=None)
     load.begin(plan, pool.allocate(BLOCKS), 0)
     load.publish_sections(SECTIONS, [cast("Transfer", object())])
-    before.load = load
-    load.confirm()
+    return load
+
+
+def test_deadline_to_confirm_a_load_begins_when_what_it_stands_behind_is_computed() -> None:
+    before = LongPass()
+    before.load = published_behind(before)
+    before.load.confirm()
     assert before.is_over
+
+
+def test_load_behind_a_pass_that_hangs_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's thread is not kept for ever."""
+    waited_s: list[float] = []
+
+    def look_once(is_over: Callable[[], bool], deadline_s: float, **_: object) -> bool:
+        waited_s.append(deadline_s)
+        return is_over()
+
+    monkeypatch.setattr(mover_module, "poll", look_once)
+    load = published_behind(LongPass(looks_needed=1_000))
+    with pytest.raises(LoadFellShort):
+        load.confirm()
+    assert sum(waited_s) == COMPUTE_WAIT_S
+
+
+def test_load_that_has_failed_is_not_confirmed_and_the_pass_before_it_not_waited_for() -> None:
+    before = LongPass()
+    load = published_behind(before)
+    load.finish()
+    with pytest.raises(LoadFellShort):
+        load.confirm()
+    assert before.looks == 0
 
 
 def test_load_without_anything_under_way_is_confirmed_at_once() -> None:

@@ -1,13 +1,20 @@
 """Messages of a worker's socket: golden bytes, bounds, and garbage."""
 
 import asyncio
+import socket
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.worker.frames import SMALL_BYTES, LargeFrames, LargeFramesBusy, read_frame
+from engine.worker.frames import (
+    SMALL_BYTES,
+    FrameStalled,
+    LargeFrames,
+    LargeFramesBusy,
+    read_frame,
+)
 from engine.worker.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -224,15 +231,98 @@ async def test_large_message_that_never_gets_its_turn_is_told_so() -> None:
         pass  # whoever waited in vain has taken none
 
 
+class LoopClock:
+    """The time of the running loop, which stands until it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now_s)
+
+
 @pytest.mark.parametrize("come_bytes", [1 << 10, SMALL_BYTES - 1])
-async def test_large_message_of_which_no_more_comes_loses_its_turn(come_bytes: int) -> None:
-    large = LargeFrames(1, wait_s=60, stall_s=0.01)
+async def test_large_message_of_which_no_more_comes_loses_its_turn(
+    come_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    large = LargeFrames(1, wait_s=60, stall_s=2)
     frame = large_frame(3 * SMALL_BYTES)
     stalled, whole = asyncio.StreamReader(), asyncio.StreamReader()
     stalled.feed_data(frame[: 4 + SMALL_BYTES + come_bytes])
     whole.feed_data(frame)
-    first = asyncio.ensure_future(read_frame(stalled, deadline_s=1000, large=large))
+    first = asyncio.ensure_future(read_frame(stalled, deadline_s=10, large=large))
     await asyncio.sleep(0)
-    assert await read_frame(whole, deadline_s=60, large=large) == frame[4:]
-    with pytest.raises(TimeoutError):
+    second = asyncio.ensure_future(read_frame(whole, deadline_s=10, large=large))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done(), "the stalled one has no turn"
+    clock.now_s += 2.01
+    assert await second == frame[4:]
+    with pytest.raises(
+        FrameStalled, match=rf"^sent only {SMALL_BYTES + come_bytes} of {3 * SMALL_BYTES} bytes$"
+    ):
         await first
+
+
+async def test_large_message_that_drips_loses_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LoopClock(monkeypatch)
+    large = LargeFrames(1, wait_s=60, stall_s=2)
+    reader = asyncio.StreamReader()
+    reader.feed_data(large_frame(3 * SMALL_BYTES)[: 4 + SMALL_BYTES])
+    reading = asyncio.ensure_future(read_frame(reader, deadline_s=10, large=large))
+    for _ in range(200):
+        await asyncio.sleep(0)
+        reader.feed_data(b"x")
+        clock.now_s += 0.011
+    with pytest.raises(FrameStalled, match="sent only"):
+        await reading
+
+
+@pytest.mark.parametrize(
+    ("message_bytes", "begun_bytes", "come_bytes"),
+    [
+        (SMALL_BYTES, 1 << 10, SMALL_BYTES - (1 << 10)),
+        (3 * SMALL_BYTES, SMALL_BYTES, 2 * SMALL_BYTES),
+        (3 * SMALL_BYTES, SMALL_BYTES, SMALL_BYTES),
+        (3 * SMALL_BYTES, SMALL_BYTES, SMALL_BYTES - 1),
+    ],
+)
+async def test_bytes_that_come_while_the_worker_stands_still_are_read(
+    message_bytes: int, begun_bytes: int, come_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LoopClock(monkeypatch)
+    frame = large_frame(message_bytes)
+    begun, come, rest = (
+        frame[: 4 + begun_bytes],
+        frame[4 + begun_bytes :][:come_bytes],
+        frame[4 + begun_bytes + come_bytes :],
+    )
+    ours, peer = socket.socketpair()
+    with peer:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        reader.feed_data(begun)
+        large = LargeFrames(1, wait_s=60, stall_s=2)
+        reading = asyncio.ensure_future(read_frame(reader, deadline_s=10, large=large))
+        await asyncio.sleep(0)
+        # Before the loop turns again.
+        peer.sendall(come)
+        clock.now_s += 15
+        for _ in range(10):
+            await asyncio.sleep(0)
+        # Who had to wait for this process has time for the rest.
+        peer.sendall(rest)
+        assert await reading == frame[4:]
+        writer.close()
+
+
+async def test_bytes_that_come_as_the_loop_goes_on_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = LoopClock(monkeypatch)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    reading = asyncio.ensure_future(read_frame(reader, deadline_s=10))
+    await asyncio.sleep(0)
+    clock.now_s += 15
+    # As after SIGSTOP: the loop's timers are due before it sees what has come.
+    loop.call_soon(loop.call_soon, loop.call_soon, reader.feed_data, encode_frame(AskStatus()))
+    assert await reading == encode_frame(AskStatus())[4:]

@@ -1,6 +1,8 @@
 """The worker's socket, with a desk behind it that says what a test wants."""
 
 import asyncio
+import logging
+import re
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
@@ -274,4 +276,21 @@ async def test_client_of_a_refused_long_message_reads_the_answer_after_it_has_se
         refused = decode_answer((await reader.read())[4:])
         assert isinstance(refused, Refused)
         assert refused.cause == "busy"
+        writer.close()
+
+
+async def test_long_message_that_comes_to_a_halt_is_refused_as_busy(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "engine.worker.connection")
+    frame = encode_frame(LONG)
+    async with serving(folder, "b", say(), ConnectionBounds(large_stall_s=0.01)) as (desk, place):
+        reader, writer = await asyncio.open_unix_connection(place.path)
+        writer.write(frame[:-1])
+        refused = decode_answer((await reader.read())[4:])
+        assert isinstance(refused, Refused)
+        assert refused.cause == "busy"
+        assert re.fullmatch(rf"sent only \d+ of {len(frame) - 4} bytes", refused.reason)
+        assert desk.asked == []
+        assert caplog.messages == [f"a long message is refused: {refused.reason}"]
         writer.close()

@@ -42,6 +42,8 @@ RIGHT = {"--role": "both", "--model": "none", "--listen": "127.0.0.1:0"}
         ({"--role": "prefill"}, "--agent: given none, expected one, for the role prefill"),
         ({"--listen": "nowhere"}, "--listen: given 'nowhere', expected a path with a / in it"),
         ({"--listen": "a..b:1"}, "--listen: given 'a..b:1', expected a path with a / in it"),
+        ({"--metrics": "foo"}, "--metrics: given 'foo', expected HOST:PORT"),
+        ({"--metrics": "a/b:1"}, "--metrics: given 'a/b:1', expected HOST:PORT"),
         ({"--name": "a b"}, "--name: given 'a b', expected 1 to 32 letters"),
         ({"--device": "gpu"}, "--device: given 'gpu', expected cpu, cuda, or cuda: and a number"),
         ({"--pool-memory": "4GB"}, "--pool-memory: given '4GB', expected a size such as"),

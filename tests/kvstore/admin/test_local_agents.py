@@ -452,14 +452,14 @@ def test_wrong_option_of_an_agent_is_named(
 ) -> None:
     write_cluster_map(add_entrypoints(planned_map(12), [7001]), tmp_path / "cluster.toml")
     socket_words = () if words[0] == "--socket" else ("--socket", str(tmp_path / "s"))
-    result = cachalot(
+    result = cachalot_here(
         "agent", "--cluster", tmp_path / "cluster.toml", *socket_words, *words, code=2
     )
     assert said in one_line(result)
 
 
 def test_agent_without_a_map_says_so(tmp_path: Path) -> None:
-    result = cachalot(
+    result = cachalot_here(
         "agent", "--cluster", tmp_path / "cluster.toml", "--socket", tmp_path / "s", code=3
     )
     assert "no cluster map" in one_line(result)

@@ -1,10 +1,12 @@
-"""Engine workers beside nodes and agents: which are wanted, who starts and who ends them."""
+"""Engine workers beside nodes and agents: who starts them, how they are, and who ends them."""
 
 import asyncio
 import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,22 +16,12 @@ from typing import Any
 import pytest
 
 from engine.client import EngineClient, find_places
-from kvstore.admin.engine_plan import (
-    EngineWishes,
-    choose_engines,
-    name_engines,
-    option_words,
-    parse_engine_option,
-    parse_engines,
-    remove_engine,
-)
 from kvstore.admin.engine_status import EnginesStatus, EngineStatus
 from kvstore.admin.exit_codes import ExitCode
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.admin.local_engines import LocalEngines, check_engines, engine_command
-from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
-from kvstore.admin.node_process import ENGINE, is_command_of_node
-from kvstore.errors import InvalidArgument
+from kvstore.admin.local_engines import LocalEngines
+from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder, NodeRecord
+from kvstore.admin.node_process import ENGINE
 from tests.kvstore.admin.command_line import (
     ROOT,
     cachalot,
@@ -53,148 +45,6 @@ def folder() -> Iterator[Path]:
     yield place / "c"
     end_all(place)
     shutil.rmtree(place)
-
-
-def names_of(options: LocalEngineOptions) -> list[str]:
-    return [engine.name for engine in name_engines(options)]
-
-
-# --- plans
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("1p1d", ["p01", "d01"]),
-        ("2p3d", ["p01", "p02", "d01", "d02", "d03"]),
-        ("1b", ["b01"]),
-        ("1p1d1b", ["p01", "d01", "b01"]),
-    ],
-)
-def test_engines_are_named_by_role_and_number(text: str, names: list[str]) -> None:
-    assert names_of(parse_engines(text)) == names
-
-
-@pytest.mark.parametrize("text", ["", "0b", "1p", "1d", "0p1d", "1p0d", "b", "1x", "40b", "1d1p"])
-def test_text_that_names_no_engines_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"--engines: given .* such as 1p1d"):
-        parse_engines(text)
-
-
-def test_engines_can_be_added_and_none_taken_away() -> None:
-    known = LocalEngineOptions(model="m", prefill=1, decode=1)
-    grown = choose_engines(known, EngineWishes(counts=parse_engines("1p2d")), running=["p01"])
-    assert grown == LocalEngineOptions(model="m", prefill=1, decode=2)
-    assert choose_engines(known, EngineWishes(), running=[]) == known
-    with pytest.raises(InvalidArgument, match=r"p01 would be gone"):
-        choose_engines(known, EngineWishes(counts=LocalEngineOptions(decode=1)), running=[])
-
-
-def test_engine_is_removed_from_the_end_of_its_role() -> None:
-    known = LocalEngineOptions(model="m", prefill=1, decode=2, both=1)
-    left = remove_engine(known, "d02")
-    assert left == LocalEngineOptions(model="m", prefill=1, decode=1, both=1)
-    with pytest.raises(InvalidArgument, match=r"--remove: given d01, expected d02, the last of"):
-        remove_engine(known, "d01")
-    assert remove_engine(LocalEngineOptions(model="m", both=1), "b01") == LocalEngineOptions()
-
-
-def test_decode_worker_is_not_removed_while_others_need_it() -> None:
-    known = LocalEngineOptions(model="m", prefill=1, decode=1)
-    with pytest.raises(InvalidArgument, match=r"d01, the only decode worker, expected p01 before"):
-        remove_engine(known, "d01")
-    assert names_of(remove_engine(known, "p01")) == ["d01"]
-
-
-def test_model_changes_only_while_no_engine_runs() -> None:
-    known = LocalEngineOptions(model="m", both=1)
-    other = EngineWishes(model="other")
-    assert choose_engines(known, other, running=[]).model == "other"
-    for running, said in ((["b01"], "b01 runs m"), (["b01", "b02"], "b01, b02 run m")):
-        with pytest.raises(InvalidArgument, match=f"--model: given other, while {said}"):
-            choose_engines(known, other, running=running)
-    with pytest.raises(InvalidArgument, match="--model: given nothing"):
-        choose_engines(LocalEngineOptions(), EngineWishes(counts=parse_engines("1b")), running=[])
-
-
-def wish_options(*texts: str) -> EngineWishes:
-    return EngineWishes(options=dict(map(parse_engine_option, texts)))
-
-
-def test_options_of_engines_are_kept_until_they_are_taken_back() -> None:
-    known = LocalEngineOptions(model="m", both=1)
-    said = choose_engines(known, wish_options("--pool-blocks=64", "must-pin"), running=[])
-    assert said.options == {"pool-blocks": "64", "must-pin": None}
-    assert option_words(said.options) == ["--pool-blocks=64", "--must-pin"]
-    more = choose_engines(said, wish_options("pool-blocks=", "cost=a=b"), running=[])
-    assert more.options == {"must-pin": None, "cost": "a=b"}
-    assert choose_engines(more, EngineWishes(), running=["b01"]) == more
-
-
-def test_options_change_only_while_no_engine_runs() -> None:
-    known = LocalEngineOptions(model="m", both=1, options={"threads": "1"})
-    said = "--engine-option: given --threads=2, while b01 runs --threads=1, expected the same"
-    with pytest.raises(InvalidArgument, match=said):
-        choose_engines(known, wish_options("threads=2"), running=["b01"])
-    grown = EngineWishes(counts=parse_engines("2b"), options={"threads": "1"})
-    assert names_of(choose_engines(known, grown, running=["b01"])) == ["b01", "b02"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "=1", "Pool=1", "name=x", "listen=/a", "--help", "role=both", "a b=1"]
-)
-def test_option_that_up_gives_itself_and_what_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"--engine-option: given .* such as pool-blocks="):
-        parse_engine_option(text)
-
-
-def test_folder_keeps_options_of_engines(tmp_path: Path) -> None:
-    place = LocalFolder(tmp_path)
-    options = LocalEngineOptions(model="m", both=1, options={"threads": "1", "must-pin": None})
-    place.write_engine_options(options)
-    assert place.read_engine_options() == options
-    before = '{"model": "m", "prefill": 0, "decode": 0, "both": 1}'
-    place.engine_options_path.write_text(before)
-    assert place.read_engine_options() == LocalEngineOptions(model="m", both=1)
-
-
-def test_command_line_of_an_engine_is_recognised_and_no_other(tmp_path: Path) -> None:
-    folder = LocalFolder(tmp_path).of(ENGINE)
-    (engine,) = name_engines(parse_engines("1b"))
-    options = LocalEngineOptions(model="m", both=1, options={"grace": "9"})
-    command = engine_command(folder, engine, options, tmp_path / "a")
-
-    def is_it(name: str) -> bool:
-        place = folder.place_path(name)
-        return is_command_of_node(command, place_path=place, node=name, program=ENGINE)
-
-    assert is_it("b01")
-    assert not is_it("b02")
-    assert command[command.index("--ticket-key") + 1] == str(tmp_path / "engines/ticket-key")
-    assert command.index("--grace") < command.index("--grace=9")
-
-
-def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) -> None:
-    options = LocalEngineOptions(model=str(tmp_path / "none"), both=1)
-    with pytest.raises(InvalidArgument, match=r"--model: given .*none, which is not there"):
-        check_engines(LocalFolder(tmp_path).of(ENGINE), options)
-    deep = LocalFolder("/" + "d" * 100).of(ENGINE)
-    with pytest.raises(InvalidArgument, match="a Unix socket's may have 107"):
-        check_engines(deep, LocalEngineOptions(model=str(MODEL), both=1))
-
-
-def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
-    place = LocalFolder(tmp_path)
-    options = '{"model": "m", "prefill": 0, "decode": 0, "both": 1, "options": {"threads": 1}}'
-    for content in (
-        "",
-        "[]",
-        options,
-        '{"model": 1}',
-        '{"model": "m", "prefill": -1, "decode": 0}',
-    ):
-        place.engine_options_path.write_text(content)
-        assert place.read_engine_options() == LocalEngineOptions()
 
 
 # --- status
@@ -402,13 +252,14 @@ def test_removed_engine_is_off_the_list_with_all_its_files(folder: Path) -> None
     place.write_engine_options(LocalEngineOptions(model="m", prefill=1, decode=2))
     words = ("down", "--dir", folder, "--engine", "d02", "--remove")
     tried = cachalot_json(*words, "--dry-run")
-    assert names_of(place.read_engine_options()) == ["p01", "d01", "d02"]
+    assert [one.name for one in LocalEngines(place).wanted] == ["p01", "d01", "d02"]
     done = cachalot_json(*words)
     for said in (tried, done):
         assert said["removed_paths"] == [str(lock), str(ours)]
-        assert (said["removed_engine"], said["engines_left"]) == ("d02", ["p01", "d01"])
+        assert (said["engine"], said["other_engines"]) == ("d02", ["p01", "d01"])
+        assert not {"removed_engine", "engines_left"} & set(said)
     assert (tried["is_dry_run"], done["is_dry_run"]) == (True, False)
-    assert names_of(place.read_engine_options()) == ["p01", "d01"]
+    assert [one.name for one in LocalEngines(place).wanted] == ["p01", "d01"]
     assert sorted(path.name for path in folder.rglob("*")) == [
         *("d01.sock.lock", "engines", "engines.json")
     ]
@@ -417,6 +268,39 @@ def test_removed_engine_is_off_the_list_with_all_its_files(folder: Path) -> None
     shown = cachalot("down", "--dir", folder, "--engine", "p01", "--remove")
     assert shown.stdout == "p01: not running\n0 files removed, 0 B\n"
     assert shown.stderr == "cachalot: the cluster has d01; `up --engines` adds one\n"
+
+
+SLOW_DRAIN = """
+import signal, time
+
+def drain(*_):
+    time.sleep(1)
+    raise SystemExit
+
+signal.signal(signal.SIGTERM, drain)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_engine_that_drains_is_not_killed_by_the_deadline_of_others(folder: Path) -> None:
+    place = LocalFolder(folder)
+    engines = place.of(ENGINE)
+    engines.node_path("b01").mkdir(parents=True)
+    place.write_engine_options(LocalEngineOptions(model="m", both=1))
+    path = str(engines.socket_path("b01"))
+    command = [sys.executable, "-c", SLOW_DRAIN, "-m", ENGINE.module, "--name", "b01"]
+    with subprocess.Popen([*command, "--listen", path], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            engines.write_record(NodeRecord(node="b01", address=path, pid=process.pid))
+            said = cachalot_json("down", "--dir", folder, "--engine", "b01", "--wait-s", "0.1")
+        finally:
+            process.kill()
+    assert said["engines"] == [{"engine": "b01", "pid": process.pid, "outcome": "stopped"}]
+    assert process.returncode == 0
 
 
 def test_removal_of_no_engine_is_refused(folder: Path) -> None:
@@ -471,6 +355,10 @@ def test_engine_in_place_of_a_node_is_told_how_to_stop_it(
         (
             ("--engines", "1b", "--model", MODEL, "--engine-option", "blocks=1"),
             "which says: No such option: --blocks",
+        ),
+        (
+            ("--engines", "1b", "--model", MODEL, "--engine-option", "metrics=foo"),
+            "which says: --metrics: given 'foo', expected HOST:PORT",
         ),
     ],
 )

@@ -115,6 +115,24 @@ def test_ended_process_is_not_found_before_it_is_reaped(
         found.send(signal.SIGTERM)  # to nobody, which is no error
 
 
+@pytest.mark.parametrize("attempt", range(3))
+def test_process_that_is_giving_back_its_memory_has_ended(attempt: int) -> None:
+    """Its command line is gone by then, and its state is still that of one that runs."""
+    code = "b = b'x' * (256 << 20); print(flush=True); input()"
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        process.kill()
+        while _has_memory(process.pid):
+            pass
+        assert not is_alive(process.pid)
+
+
+def _has_memory(pid: int) -> bool:
+    return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def test_deaf_process_is_killed_after_its_deadline(
     tmp_path: Path, deaf_node: subprocess.Popen[bytes]
 ) -> None:

@@ -117,6 +117,14 @@ class AgentProcess:
         self.process.send_signal(number)
         return self.process.wait(START_S)
 
+    def revive(self) -> None:
+        """Let it go on, or start it again, whatever a test did to it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+        else:
+            self.kill()
+            self.start()
+
     def kill(self) -> None:
         """SIGKILL; `start` starts another one on the same socket."""
         self.process.kill()

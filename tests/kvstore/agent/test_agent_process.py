@@ -18,6 +18,7 @@ from kvstore import agent_messages as m
 from kvstore.agent.main import AgentFailed, end_by_fault
 from kvstore.errors import StoreError
 from kvstore.socket_file import SocketFile
+from tests.kvstore.admin.command_line import cachalot_here, one_line
 from tests.patience import PATIENCE_S
 
 from .agent_process import ROOT, AgentProcess, agent_command, is_running, short_folder
@@ -25,8 +26,6 @@ from .arena_runs import SectionedBlocks
 from .dying_engines import CHAIN, let_engines_die
 from .engine_steps import fill, store, wait_until
 from .process_usage import Usage, usage_of
-
-ENGINES_MANY = 1_000
 
 # Start and end ------------------------------------------------------------------------------------
 
@@ -68,10 +67,9 @@ def test_second_agent_on_a_socket_refuses_with_one_line(agent: AgentProcess) -> 
 def test_agent_says_in_one_line_why_it_does_not_start(
     cluster_path: str, folder: Path, words: tuple[str, ...], said: str
 ) -> None:
-    ended = run_to_end(*agent_command(cluster_path, folder / "a.sock", *words))
-    assert ended.returncode == 2
-    assert said in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
+    place = ("--cluster", cluster_path, "--socket", folder / "a.sock")
+    ended = cachalot_here("agent", *place, *words, code=2)
+    assert said in one_line(ended)
     assert list(folder.iterdir()) == []
 
 
@@ -145,12 +143,15 @@ async def test_fault_of_ours_that_nobody_waited_for_ends_the_agent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_thousand_engines_that_are_killed_leave_nothing_behind(agent: AgentProcess) -> None:
+@pytest.mark.parametrize("engines", [300, pytest.param(1_000, marks=pytest.mark.torture)])
+def test_hundreds_of_engines_that_are_killed_leave_nothing_behind(
+    agent: AgentProcess, engines: int
+) -> None:
     with agent.engine() as engine:
         store(engine, engine.open(CHAIN.namespace), CHAIN)
     let_engines_die(agent.socket_path, 200)  # buffers and connections have their size by then
     before = settled_usage(agent)
-    let_engines_die(agent.socket_path, ENGINES_MANY)
+    let_engines_die(agent.socket_path, engines)
     after = settled_usage(agent)
     assert after.keys() == before.keys(), "a worker had to be started anew"
     for pid, usage in after.items():
@@ -158,9 +159,9 @@ def test_thousand_engines_that_are_killed_leave_nothing_behind(agent: AgentProce
         assert usage.connections <= 2 * 12 + 1, "two to each node, and the listener"
         assert usage.private_bytes - before[pid].private_bytes < 16 << 20, (before, after)
     status = agent.status()
-    assert status["sessions"]["accepted"] > ENGINES_MANY
+    assert status["sessions"]["accepted"] > engines
     assert status["fetch"]["given_up"] > 0
-    assert status["store"]["stored"] > ENGINES_MANY // 10
+    assert status["store"]["stored"] > engines // 10
     assert "Traceback" not in agent.log()
 
 

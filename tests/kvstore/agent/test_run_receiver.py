@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from kvstore.agent import run_receiver
 from kvstore.agent.offers import OfferedRun
 from kvstore.agent.run_messages import (
     PIECE_BYTES_MAX,
@@ -23,7 +24,7 @@ from kvstore.agent.run_messages import (
     parse_piece,
     parse_take,
 )
-from kvstore.agent.run_receiver import PIECE_BYTES, PIECES_AHEAD, RunReceiver
+from kvstore.agent.run_receiver import PIECES_AHEAD, RunReceiver
 from kvstore.errors import InvalidArgument
 from kvstore.window.peers import Peers
 from kvstore.wire import Op, Status
@@ -31,6 +32,8 @@ from tests.kvstore.client.scripted_peer import CLUSTER, PeerConnection, Scripted
 from tests.kvstore.faults.lying_proxy import Frame
 
 WANTED = OfferedRun(bytes(range(16)), b"n" * 16, b"l" * 16, 7)
+PIECE_BYTES = 64 << 10
+"""Far less than a run has, so that one of several pieces is quickly made."""
 LENGTH = (PIECES_AHEAD + 1) * PIECE_BYTES + 4_321
 CONTENT = random.Random(5).randbytes(LENGTH)
 LONG_S = 20.0
@@ -60,7 +63,8 @@ def stand_still() -> float:
 
 
 @pytest.fixture
-async def taker() -> AsyncIterator[Taker]:
+async def taker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Taker]:
+    monkeypatch.setattr(run_receiver, "PIECE_BYTES", PIECE_BYTES)
     loop = asyncio.get_running_loop()
     escaped: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: escaped.append(context))

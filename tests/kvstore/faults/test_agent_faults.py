@@ -63,11 +63,7 @@ def served(cluster: LocalCluster) -> Iterator[AgentProcess]:
 @pytest.fixture
 def agent(served: AgentProcess) -> AgentProcess:
     """The agent, running, whatever a test before did to it."""
-    if served.process.poll() is None:
-        served.process.send_signal(signal.SIGCONT)
-    else:
-        served.kill()
-        served.start()
+    served.revive()
     return served
 
 
@@ -211,22 +207,19 @@ async def check_all_is_well(client: AgentClient, blocks: RandomBlocks) -> None:
     assert np.array_equal(target.area, blocks.area)
 
 
-@pytest.mark.parametrize("operation", STALLING)
 async def test_killed_agent_fails_what_is_under_way_at_once_and_another_one_is_used(
-    cluster: LocalCluster,
-    agent: AgentProcess,
-    client: AgentClient,
-    blocks: RandomBlocks,
-    operation: Operation,
+    cluster: LocalCluster, agent: AgentProcess, client: AgentClient, blocks: RandomBlocks
 ) -> None:
     await client.open_namespace(blocks.namespace)
     with stalled(cluster):
-        waiting = asyncio.create_task(operation(client, blocks, OPERATION_S))
-        await asyncio.sleep(0.15)
-        assert not waiting.done()
+        waiting = [asyncio.create_task(one(client, blocks, OPERATION_S)) for one in STALLING]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in waiting)
         agent.process.kill()
-        await fail(waiting)
-        await fail(operation(client, blocks, OPERATION_S))
+        for task in waiting:
+            await fail(task)
+        for operation in STALLING:
+            await fail(operation(client, blocks, OPERATION_S))
     agent.kill()
     agent.start()
     await check_all_is_well(client, blocks)
@@ -362,37 +355,44 @@ async def test_worker_that_stands_still_costs_its_job_and_not_the_session(
 # Window state of another host ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_window_state_is_lost_with_its_host_and_nobody_waits_for_it(
-    number: signal.Signals,
-) -> None:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalCluster]:
+    """Two hosts, of which the second one is harmed."""
     folder = short_folder()
-    made = RandomBlocks(1, block_bytes=LAYOUT.block_bytes, layout=LAYOUT, seed=3)
-    namespace, (key,) = made.namespace, made.keys
-    record = os.urandom(WINDOW.block_bytes)
     with LocalCluster.start(
         folder / "c", nodes=1, k=1, m=0, target_size_bytes=64 << 20, agents=2
-    ) as pair:
-        sockets = [pair.agents.socket(name) for name in ("a01", "a02")]
-        async with AgentClient.connect(sockets[0]) as here, AgentClient.connect(sockets[1]) as far:
-            for client in (here, far):
-                await client.open_namespace(namespace, window_layout=WINDOW)
-            assert await far.put_window(namespace, key, record)
-            into = bytearray(WINDOW.block_bytes)
-            async with asyncio.timeout(PATIENCE_S):
-                while not (found := await here.fetch_window(namespace, key, into)).is_found:
-                    await asyncio.sleep(0.02)
-            assert into == record
-            assert found.host == (await here.lookup(namespace, [key]))[0] != ""
-            pair.agents.kill("a02", number)
-            # Nobody ends it for the one that stands still.
-            deadline_s = 0.5 if number == signal.SIGSTOP else OPERATION_S
-            async with asyncio.timeout(WELL_BEFORE_S):
-                lost = await here.fetch_window(namespace, key, into, deadline_s=deadline_s)
-            assert not lost.is_found
-            if number == signal.SIGSTOP:
-                pair.agents.kill("a02", signal.SIGCONT)
+    ) as it:
+        yield it
     shutil.rmtree(folder)
+
+
+# What is killed comes last: it is not started again.
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_window_state_is_lost_with_its_host_and_nobody_waits_for_it(
+    pair: LocalCluster, number: signal.Signals
+) -> None:
+    made = RandomBlocks(1, block_bytes=LAYOUT.block_bytes, layout=LAYOUT, seed=int(number))
+    namespace, (key,) = made.namespace, made.keys
+    record = os.urandom(WINDOW.block_bytes)
+    sockets = [pair.agents.socket(name) for name in ("a01", "a02")]
+    async with AgentClient.connect(sockets[0]) as here, AgentClient.connect(sockets[1]) as far:
+        for client in (here, far):
+            await client.open_namespace(namespace, window_layout=WINDOW)
+        assert await far.put_window(namespace, key, record)
+        into = bytearray(WINDOW.block_bytes)
+        async with asyncio.timeout(PATIENCE_S):
+            while not (found := await here.fetch_window(namespace, key, into)).is_found:
+                await asyncio.sleep(0.02)
+        assert into == record
+        assert found.host == (await here.lookup(namespace, [key]))[0] != ""
+        pair.agents.kill("a02", number)
+        # Nobody ends it for the one that stands still.
+        deadline_s = 0.5 if number == signal.SIGSTOP else OPERATION_S
+        async with asyncio.timeout(WELL_BEFORE_S):
+            lost = await here.fetch_window(namespace, key, into, deadline_s=deadline_s)
+        assert not lost.is_found
+        if number == signal.SIGSTOP:
+            pair.agents.kill("a02", signal.SIGCONT)
 
 
 # Arena that is too small --------------------------------------------------------------------------

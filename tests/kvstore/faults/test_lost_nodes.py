@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,11 +81,20 @@ async def test_a_block_saved_while_two_nodes_are_lost_is_degraded_and_can_be_rea
         assert (again.known, again.stored) == (BLOCKS, 0)
 
 
-@pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Twelve nodes for one test that harms them."""
-    with LocalCluster.start(tmp_path / "c", nodes=12, k=10, m=2, target_size_bytes=64 << 20) as it:
+@pytest.fixture(scope="module")
+def frail_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("frail")
+    with LocalCluster.start(folder / "c", nodes=12, k=10, m=2, target_size_bytes=64 << 20) as it:
         yield it
+
+
+@pytest.fixture
+def own_cluster(frail_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """Twelve nodes that a test may harm: those that it kills run again after it."""
+    yield frail_cluster
+    for name in frail_cluster.node_names:
+        if frail_cluster.node_pid(name) is None:
+            frail_cluster.restart_node(name)
 
 
 async def test_killed_and_stopped_nodes_cost_no_block_and_are_not_waited_for(

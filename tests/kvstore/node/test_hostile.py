@@ -241,7 +241,7 @@ streams = st.one_of(
 )
 
 
-@settings(max_examples=5_000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1_500, suppress_health_check=list(HealthCheck))
 @given(stream=streams, step=st.integers(1, 5000))
 def test_reader_gives_requests_or_a_frame_error_for_any_bytes(stream: bytes, step: int) -> None:
     reader = RequestReader()

@@ -9,7 +9,7 @@ from engine.errors import HandoverRefused
 from engine.models.deepseek_v41.handover import restore_window
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.state import StatePool
-from engine.models.deepseek_v41.window_record import make_record, window_shape
+from engine.models.deepseek_v41.stored_window import make_record, window_shape
 from tests.engine.deepseek_v41.one_device import DEVICE, OneDevice
 
 CONFIG = shipped_config("v41-nano")
