@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvstore.client import BlockLayout, Namespace, Section, StoreClient, batch_save
+from kvstore.client import BlockLayout, Namespace, Section, StoreClient, batch_save, saving
 from kvstore.layout import BLOCK_TOKENS
 from tests.patience import PATIENCE_S
 
@@ -65,6 +65,7 @@ def store_whole(cluster_path: str | Path, blocks: RandomBlocks) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_save, "SILENT_S", PATIENCE_S)
         patch.setattr(batch_save, "STRAGGLER_WAIT_S", PATIENCE_S)
+        patch.setattr(saving, "INQUIRY_DEADLINE_S", PATIENCE_S)
         # In a thread of its own: whoever waits here may be in a loop that runs.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, store()).result()

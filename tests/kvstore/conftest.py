@@ -11,14 +11,13 @@ from kvstore.admin.local_cluster import LocalCluster
 def cluster_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Map of twelve healthy nodes, code 10+2."""
     folder = tmp_path_factory.mktemp("shared-cluster")
-    # Each of the tests' many layouts has slots of its own size, and so segments of its own, which
-    # are made when they are needed: room for more of them than all tests together need.
+    # Each of the tests' many layouts has slots of its own size, and so segments of its own.
     with LocalCluster.start(
         folder / "c",
         nodes=12,
         k=10,
         m=2,
-        target_size_bytes=4 << 30,
+        target_size_bytes=512 << 20,
         segment_size_bytes=8 << 20,
     ) as cluster:
         yield str(cluster.cluster_path)

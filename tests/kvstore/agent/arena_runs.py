@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kvstore.agent.jobs import FetchJob, StoreJob
@@ -18,8 +19,9 @@ from kvstore.agent.workers import WorkerPool
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
 from kvstore.arena.wakeup import make_wakeup
-from kvstore.client import BlockLayout, Namespace, Section, StoreClient
+from kvstore.client import BlockLayout, Namespace, Section, StoreClient, saving
 from kvstore.layout import BLOCK_TOKENS
+from tests.patience import PATIENCE_S
 
 V41_SECTIONS = (22_784, 22_784, 22_784, 45_568)
 ARENA_BYTES = 64 << 20
@@ -44,8 +46,10 @@ class SectionedBlocks:
         return len(self.keys)
 
     async def save(self, client: StoreClient) -> None:
-        """Save all blocks without any agent."""
-        result = await client.save(self.namespace, self.keys, list(self.blocks))
+        """Save all blocks without any agent, however slowly nodes say which of them they have."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(saving, "INQUIRY_DEADLINE_S", PATIENCE_S)
+            result = await client.save(self.namespace, self.keys, list(self.blocks))
         assert result.failed == 0, result
 
     def section(self, section: int, first: int, end: int) -> NDArray[np.uint8]:
