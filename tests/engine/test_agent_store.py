@@ -152,6 +152,7 @@ def read_answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.torture  # fails now and then on a busy machine, not understood yet
 def test_another_process_hits_through_the_agent(tiny_path: Path, agent: AgentProcess) -> None:
     ask_words = ("--prompt", "The quick brown fox jumps over the lazy dog. " * 12)
     words = ("--model", tiny_path, "--agent", agent.socket_path, "--max-tokens", "4", "--json")

@@ -166,6 +166,7 @@ class TestLies:
                 assert await count_reports(store) == before
 
     @pytest.mark.usefixtures("no_hedges")
+    @pytest.mark.torture  # fails now and then on a busy machine, not understood yet
     async def test_a_node_that_flips_bytes_is_told_of_it(
         self, cluster_map: ClusterMap, stored: RandomBlocks
     ) -> None:
