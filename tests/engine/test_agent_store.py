@@ -152,7 +152,6 @@ def read_answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.torture  # fails now and then on a busy machine, not understood yet
 def test_another_process_hits_through_the_agent(tiny_path: Path, agent: AgentProcess) -> None:
     ask_words = ("--prompt", "The quick brown fox jumps over the lazy dog. " * 12)
     words = ("--model", tiny_path, "--agent", agent.socket_path, "--max-tokens", "4", "--json")
@@ -161,7 +160,8 @@ def test_another_process_hits_through_the_agent(tiny_path: Path, agent: AgentPro
     assert cold["blocks"]["stored"] > 0
     assert hit["hit_tokens"] == (hit["prompt_tokens"] - 1) // 128 * 128 > 0
     assert (hit["token_ids"], hit["store_errors"]) == (cold["token_ids"], 0)
-    assert agent.status()["arena"]["runs"] == 0
+    # The agent takes back what an engine had once it sees that its connection has ended.
+    wait_until(lambda: agent.status()["arena"]["runs"] == 0)
 
 
 @pytest.mark.slow
