@@ -1,6 +1,7 @@
 """Blocks between the arena and a pool, by every mover, against one copy of bytes that lie together.
 
     python -m benchmarks.swap_in [--device cuda] [--rounds 15] [--seconds 90] [--tune] [--only rate]
+        [--forwards wide] [--beside-ways staged gather batched]
 
 Prints JSON lines as it goes; what fails gives a line with its error and costs the others nothing.
 
@@ -10,7 +11,7 @@ Prints JSON lines as it goes; what fails gives a line with its error and costs t
               `wall_of_together`: with the calls. `issue_us`: of the host, for a section
     together  blocks that lie together in the pool: as rows
     choice    what an engine would choose, and how long it measures
-    beside    a forward beside swap-in that never stops, against the same forward alone
+    beside    forwards beside swap-in, that never stops and of one hit, against the same ones alone
 
 With `--tune` the staged way is there with other sizes too. `--device cpu` has the memcpy only (and
 NIXL where it is installed).
@@ -49,7 +50,7 @@ from engine.kv.staged_mover import DEFAULT_SHAPE, StagedMover
 from kvstore.admin.machine import describe_machine
 from kvstore.layout import BlockLayout, Section
 
-from .swap_in_beside import beside_rows
+from .swap_in_beside import FORWARDS, beside_rows
 from .swap_in_ways import DIRECTIONS, Bench, Direction, Times, open_arena, open_bench, ratio
 
 LAYOUTS = {
@@ -280,7 +281,7 @@ def measure_layout(
         if "choice" in options.only:
             report.attempt("choice", partial(choice_row, report, bench, name), layout=name)
         if "beside" in options.only and name == "v41-flash" and device.type == "cuda":
-            for row in beside_rows(bench, BESIDE_WAYS):
+            for row in beside_rows(bench, options.beside_ways, options.forwards):
                 report.attempt("beside", partial(_print_beside, report, row))
 
 
@@ -306,6 +307,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parts = ("rate", "together", "choice", "beside")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--forwards", nargs="+", choices=FORWARDS, default=FORWARDS)
+    parser.add_argument("--beside-ways", nargs="+", default=BESIDE_WAYS)
     options = parser.parse_args()
     device = torch.device(options.device)
     options.blocks = options.blocks or (BLOCKS if device.type == "cuda" else BLOCKS_CPU)

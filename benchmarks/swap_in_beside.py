@@ -17,27 +17,43 @@ from typing import Any
 import torch
 
 from engine.kv.mover import Transfer, wait_to_end
+from engine.model_runner import Part
+from engine.request import Request
+from engine.sequence import Sequence as TokenSequence
 
 from .median_interval import describe_median
 from .swap_in_ways import Bench
+from .v41_shape import Size, make_runner, random_prompt
 
 MATRIX = 8192
 PRODUCTS = 24
 ROUNDS_MIN = 3
-SECONDS = 20.0
+SECONDS = 14.0
 LOAD_BLOCKS = 600
 LOADS_UNDER_WAY = 2
 """So many are queued at a time: the bus is never without work."""
 HIT_BLOCKS = 1_022
 """Of a prompt of 128K tokens; 116 MB."""
 PROMPT_TOKENS = 8192
+WIDE_PROMPT_TOKENS = 4096
+"""A second of an H200, far more than its launches take the host."""
+FORWARDS = ("products", "scaled", "wide")
+"""Large bf16 products; models of V4.1's shape (`v41_shape`): of scaled size, whose launches take
+the host as long as the card, and with the released widths, which the card is busy with."""
 
 
-def beside_rows(bench: Bench, ways: Sequence[str]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """One call for each row: a forward, with each way beside it."""
-    for name, make in (("bf16 products", _products), ("v41 forward", _v41_forward)):
+def beside_rows(
+    bench: Bench, ways: Sequence[str], forwards: Sequence[str]
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """One call for each row: one of FORWARDS, with each way beside it."""
+    makes: dict[str, Callable[[torch.device], Callable[[], None]]] = {
+        "products": _products,
+        "scaled": partial(_v41_forward, "scaled", PROMPT_TOKENS),
+        "wide": partial(_v41_forward, "wide", WIDE_PROMPT_TOKENS),
+    }
+    for name in forwards:
         for is_endless in (True, False):
-            yield partial(_row, bench, ways, name, make, is_endless)
+            yield partial(_row, bench, ways, name, makes[name], is_endless)
 
 
 def _row(
@@ -164,23 +180,17 @@ def _products(device: torch.device) -> Callable[[], None]:
     return forward
 
 
-def _v41_forward(device: torch.device) -> Callable[[], None]:
-    """A prompt of the model of V4.1's shape, from nothing to its logits."""
-    from engine.model_runner import Part
-    from engine.request import Request
-    from engine.sequence import Sequence as TokenSequence
-
-    from .v41_shape import make_runner, random_prompt
-
-    blocks = PROMPT_TOKENS // 128 + 1
-    runner = make_runner("scaled", device, pool_blocks=blocks, state_slots=1)
-    prompt_ids = random_prompt(PROMPT_TOKENS, seed=3)
+def _v41_forward(size: Size, prompt_tokens: int, device: torch.device) -> Callable[[], None]:
+    """A prompt of a model of V4.1's shape, from nothing to its logits."""
+    blocks = prompt_tokens // 128 + 1
+    runner = make_runner(size, device, pool_blocks=blocks, state_slots=1)
+    prompt_ids = random_prompt(prompt_tokens, seed=3)
 
     def forward() -> None:
         sequence = TokenSequence(Request(request_id="r", prompt_ids=prompt_ids, max_tokens=1))
         sequence.block_ids = runner.pool.allocate(blocks)
         runner.open(sequence)
-        runner.compute([Part(sequence, PROMPT_TOKENS)])
+        runner.compute([Part(sequence, prompt_tokens)])
         runner.close(sequence)
         runner.pool.release(sequence.block_ids)
 

@@ -3,6 +3,8 @@
 A block has the exact bytes of the released model (113,920 in four sections), and so has a window
 row (528): what is fetched, swapped in and saved is the same. What computes is smaller: 11 layers
 for 40, hidden 1,024 for 5,120, 8 heads for 64 and 8 experts for 384, 0.8 GB of weights in float32.
+`wide` has the released model's widths (hidden 5,120, 64 heads, experts of 2,304, six a token), so
+that a pass of a few thousand tokens keeps a GPU busy as the released one does; 13 GB of weights.
 `tiny` is for a look on a CPU at whether a benchmark runs.
 """
 
@@ -30,7 +32,7 @@ from engine.models.deepseek_v41.state import StatePool
 from engine.runners.v41_runner import V41Runner
 from kernels.reference.ngrams import plan_tables
 
-Size: TypeAlias = Literal["scaled", "tiny"]
+Size: TypeAlias = Literal["scaled", "wide", "tiny"]
 
 VOCABULARY = 4096
 FLASH_BLOCK_BYTES = 113_920
@@ -104,6 +106,18 @@ SCALED = DeepseekV41Config(
     image_token_id=None,
 )
 
+WIDE = replace(
+    SCALED,
+    hidden=5120,
+    heads=64,
+    q_rank=1280,
+    output_groups=8,
+    output_rank=1024,
+    experts_per_token=6,
+    expert_intermediate=2304,
+    index_heads=32,
+)
+
 TINY = replace(
     SCALED,
     hidden=64,
@@ -124,7 +138,7 @@ TINY = replace(
 
 def shape(size: Size) -> DeepseekV41Config:
     """The sizes, checked."""
-    config = {"scaled": SCALED, "tiny": TINY}[size]
+    config = {"scaled": SCALED, "wide": WIDE, "tiny": TINY}[size]
     problems = find_problems(config)
     assert not problems, problems
     assert block_layout(config).block_bytes == FLASH_BLOCK_BYTES
