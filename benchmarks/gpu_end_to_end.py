@@ -6,9 +6,15 @@ workers, one after the other. The engine runs the scaled model (`v41_shape`), wh
 bytes of V4.1-Flash. For each length of a prompt:
 
     cold      nothing is stored; the blocks are saved
+    checked   another engine hits what the cold one left, window state too; `equal`: its first
+              ANSWER_TOKENS tokens are those of an engine without a store
     replay    another engine has the blocks in the store, and no window state: 128 tokens are
               computed twice
     window    another engine has both, as in the next turn of a conversation
+
+With NODE_DOWN_WORKERS fetch workers, and the nodes in memory, the hits of each length are measured
+again with a node stopped (`node_down`): shards that it had are rebuilt, on the GPU where that was
+measured to be faster (`rebuilt_by` "reader").
 
     python -m benchmarks.gpu_end_to_end [--device cuda] [--lengths 8192 32768 131072]
         [--workers 1 2 4 8] [--rounds 3] [--storage memory disk]
@@ -45,6 +51,7 @@ from engine.compute_device import choose_device
 from engine.engine_config import EngineConfig
 from engine.garbage import freeze_loaded_objects
 from engine.kv.open_mover import open_mover
+from engine.kv.rebuild_choice import find_rebuilder
 from engine.request import Request
 from engine.request_report import RequestReport
 from engine.runners.v41_runner import V41Runner, farthest_hit
@@ -71,6 +78,9 @@ LIMITS = LoadLimits(fetch_deadline_s=20.0, section_wait_s=20.0)
 CONFIG = EngineConfig(step_budget_s=2.0, cost=PrefillCost(a0_s=0.02, a1_s=5e-5, a2_s=0.0, a3_s=0.0))
 """Passes of about 40,000 tokens, which bounds what a pass holds."""
 WARM_TOKENS = 1024
+ANSWER_TOKENS = 4
+NODE_DOWN_WORKERS = 4
+NODE_DOWN = "n05"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    token_ids: list[int]
     report: RequestReport
     waited_s: float
     cached_bytes: int = 0
@@ -102,13 +113,19 @@ def emit(**line: object) -> None:
 
 
 def ask(engine: LocalEngine, prompt_ids: list[int]) -> Measured:
-    """The first token of an answer; what is to be saved is saved then."""
+    """The first tokens of an answer; what is to be saved is saved then."""
     engine.runner.forget()
-    request = Request(request_id=f"{clock()}", prompt_ids=prompt_ids, max_tokens=1)
-    _, report = engine.answer(request)
+    request = Request(request_id=f"{clock()}", prompt_ids=prompt_ids, max_tokens=ANSWER_TOKENS)
+    token_ids, report = engine.answer(request)
     waited_s = total_s(engine.runner.waits)
     engine.flush()
-    return Measured(report, waited_s)
+    return Measured(token_ids, report, waited_s)
+
+
+def answer_alone(runner: V41Runner, prompt_ids: list[int]) -> list[int]:
+    """What an engine answers that knows no store."""
+    with open_engine_over(runner, "v41-shape", None, config=CONFIG) as engine:
+        return ask(engine, prompt_ids).token_ids
 
 
 @contextmanager
@@ -146,8 +163,10 @@ class Storage:
         self._cluster = cluster
         self._runner = runner
 
-    def measure_cold(self, prompts: dict[int, Stored], socket: Path) -> None:
-        """Compute and save every prompt, after one that warms up."""
+    def measure_cold(
+        self, prompts: dict[int, Stored], alone: dict[int, list[int]], socket: Path
+    ) -> None:
+        """Compute and save every prompt, after one that warms up, and go on from it."""
         with self._open_engines(socket) as engines:
             ask(next(engines), random_prompt(WARM_TOKENS, seed=1))
             for length, stored in prompts.items():
@@ -161,6 +180,26 @@ class Storage:
                     saved_blocks=saved.stored,
                     not_saved_blocks=saved.failed + saved.dropped,
                 )
+                again = ask(next(engines), stored.prompt_ids)
+                emit(
+                    case="checked",
+                    **self._facts,
+                    prompt_tokens=length,
+                    hit_tokens=again.report.hit_tokens,
+                    replay_tokens=again.report.replay_tokens,
+                    equal=again.token_ids == alone[length],
+                )
+
+    def measure_hits_without_a_node(
+        self, prompts: dict[int, Stored], workers: int, rounds: int
+    ) -> None:
+        self._cluster.stop_node(NODE_DOWN)
+        self._facts["node_down"] = NODE_DOWN
+        try:
+            self.measure_hits(prompts, workers, rounds)
+        finally:
+            del self._facts["node_down"]
+            self._cluster.restart_node(NODE_DOWN)
 
     def measure_hits(self, prompts: dict[int, Stored], workers: int, rounds: int) -> None:
         socket = restart_agent(self._cluster, workers)
@@ -242,7 +281,11 @@ class Storage:
                 runner.pool, runner.namespace.layout, lambda: client.arena, clock=clock
             ) as opened,
         ):
-            emit(storage=self._name, **opened.describe())
+            rebuilder = find_rebuilder(
+                client, runner.namespace, runner.pool, opened.mover, clock=clock
+            )
+            rebuilt_by = "agent" if rebuilder is None else "reader"
+            emit(storage=self._name, rebuilt_by=rebuilt_by, **opened.describe())
 
             def engines() -> Generator[LocalEngine]:
                 while True:
@@ -252,6 +295,7 @@ class Storage:
                         client,
                         config=CONFIG,
                         mover=opened.mover,
+                        rebuilder=rebuilder,
                         limits=LIMITS,
                     ) as engine:
                         yield engine
@@ -264,9 +308,13 @@ class Storage:
 
 
 def measure_storage(
-    name: str, parent: Path, runner: V41Runner, options: argparse.Namespace
+    name: str,
+    parent: Path,
+    runner: V41Runner,
+    prompts: dict[int, Stored],
+    alone: dict[int, list[int]],
+    options: argparse.Namespace,
 ) -> None:
-    prompts = {length: Stored(random_prompt(length, seed=length)) for length in options.lengths}
     blocks = max(options.lengths) // BLOCK_TOKENS + 1
     # Runs of a fetch and of saves, in whole MiB.
     arena_bytes = (64 + (4 * blocks * runner.pool.block_bytes >> 20)) << 20
@@ -276,12 +324,14 @@ def measure_storage(
         start_cluster(Path(folder) / "c", max(options.workers), arena_bytes) as cluster,
     ):
         storage = Storage(name, cluster, runner)
-        storage.measure_cold(prompts, cluster.agents.socket(AGENT))
+        storage.measure_cold(prompts, alone, cluster.agents.socket(AGENT))
         for workers in options.workers:
             try:
                 storage.measure_hits(prompts, workers, options.rounds)
             except Exception:
                 emit(storage=name, workers=workers, error=traceback.format_exc())
+        if name == "memory":
+            storage.measure_hits_without_a_node(prompts, NODE_DOWN_WORKERS, options.rounds)
 
 
 def main() -> None:
@@ -313,9 +363,11 @@ def main() -> None:
     )
     freeze_loaded_objects()
     emit(what="machine", device=str(runner.pool.device), cores=len(os.sched_getaffinity(0)))
+    prompts = {length: Stored(random_prompt(length, seed=length)) for length in options.lengths}
+    alone = {length: answer_alone(runner, one.prompt_ids) for length, one in prompts.items()}
     for name in options.storage:
         try:
-            measure_storage(name, getattr(options, name), runner, options)
+            measure_storage(name, getattr(options, name), runner, prompts, alone, options)
         except Exception:
             emit(storage=name, error=traceback.format_exc())
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from engine.engine_config import EngineConfig
 from engine.kv.mover import SectionMover
+from engine.kv.rebuild import Rebuilder
 from engine.llm_engine import LLMEngine
 from engine.load import find_default_model, load_runner
 from engine.model_runner import ModelRunner, Part, WaitForSection, wait_for_nothing
@@ -184,10 +185,11 @@ def open_engine_over(
     *,
     config: EngineConfig,
     mover: SectionMover | None = None,
+    rebuilder: Rebuilder | None = None,
     limits: LoadLimits = DEFAULT_LIMITS,
 ) -> Iterator[LocalEngine]:
     """An engine of a runner that is there, closed at the end: it knows nothing of what the runner's
-    pool had before. `mover`: for a pool that is not the host's."""
+    pool had before. `mover`, `rebuilder`: for a pool that is not the host's."""
     watched = WatchedRunner(runner)
     source, sink = None, None
     if client is not None:
@@ -199,7 +201,7 @@ def open_engine_over(
             "clock": clock,
             "mover": mover,
         }
-        source = WatchedSource(AgentSource(client, **parts, limits=limits))
+        source = WatchedSource(AgentSource(client, **parts, rebuilder=rebuilder, limits=limits))
         sink = WatchedSink(AgentSink(client, **parts))
     engine = LLMEngine(
         cast(ModelRunner, watched), source=source, sink=sink, config=config, clock=clock

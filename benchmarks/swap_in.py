@@ -8,7 +8,8 @@ Prints JSON lines as it goes; what fails gives a line with its error and costs t
     pin       seconds to page-lock a GiB of an arena: pages that are new, pages that are there
     rate      a mover, blocks in random order, both directions. `gpu_of_together`: the rate against
               the copy's, in turns with it, from a moment when all is queued (medians of rounds);
-              `wall_of_together`: with the calls. `issue_us`: of the host, for a section
+              `wall_of_together`: with the calls. `issue_us`: of the host, for a section;
+              `late_rounds`: those in which the host was later than that moment
     together  blocks that lie together in the pool: as rows
     choice    what an engine would choose, and how long it measures
     beside    forwards beside swap-in, that never stops and of one hit, against the same ones alone
@@ -170,6 +171,7 @@ def rate_rows(report: Report, bench: Bench, name: str, blocks: int, rounds: int)
             wall_of_together=ratio(own.wall_s[1:], [base.wall_s[turn] for turn in turns]),
             issue_us=round(median(own.issue_s[1:]) * 1e6, 1),
             rounds=len(turns),
+            late_rounds=own.late,
         )
 
 

@@ -1,7 +1,9 @@
 """What swap-in costs a forward beside it: rows of `swap_in`.
 
 `endless`: loads of LOAD_BLOCKS without end, more than any store brings: what the bus, the card and
-the interpreter's lock come to at most. `one hit`: one load of HIT_BLOCKS begins with each forward.
+the interpreter's lock come to at most. `store`: the same at STORE_BYTES_PER_S, what eight fetch
+workers brought (`gpu_end_to_end`), as long as the forward takes. `one hit`: one load of HIT_BLOCKS
+begins with each forward; some 2 ms of the bus, so that a long forward cannot lose much by it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -30,6 +32,7 @@ PRODUCTS = 24
 ROUNDS_MIN = 3
 SECONDS = 14.0
 LOAD_BLOCKS = 600
+STORE_BYTES_PER_S = 8e9
 LOADS_UNDER_WAY = 2
 """So many are queued at a time: the bus is never without work."""
 HIT_BLOCKS = 1_022
@@ -37,6 +40,8 @@ HIT_BLOCKS = 1_022
 PROMPT_TOKENS = 8192
 WIDE_PROMPT_TOKENS = 4096
 """A second of an H200, far more than its launches take the host."""
+Loads: TypeAlias = Literal["endless", "store", "one hit"]
+LOADS: tuple[Loads, ...] = ("endless", "store", "one hit")
 FORWARDS = ("products", "scaled", "wide")
 """Large bf16 products; models of V4.1's shape (`v41_shape`): of scaled size, whose launches take
 the host as long as the card, and with the released widths, which the card is busy with."""
@@ -52,8 +57,8 @@ def beside_rows(
         "wide": partial(_v41_forward, "wide", WIDE_PROMPT_TOKENS),
     }
     for name in forwards:
-        for is_endless in (True, False):
-            yield partial(_row, bench, ways, name, makes[name], is_endless)
+        for loads in LOADS:
+            yield partial(_row, bench, ways, name, makes[name], loads)
 
 
 def _row(
@@ -61,7 +66,7 @@ def _row(
     ways: Sequence[str],
     name: str,
     make: Callable[[torch.device], Callable[[], None]],
-    is_endless: bool,
+    loads: Loads,
 ) -> dict[str, Any]:
     """Short turns, each way's next to one alone, in an order that changes: a card gets slower and
     faster by more than what is looked for."""
@@ -79,7 +84,7 @@ def _row(
         for way in ways:
             if number % 2:
                 alone.append(_time(bench, forward))
-            with_loads = _Loads(bench, way, is_endless=is_endless)
+            with_loads = _LoadThread(bench, way, loads)
             beside_s = _time(bench, forward)
             moved[way].append(with_loads.stop())
             if number % 2 == 0:
@@ -88,7 +93,7 @@ def _row(
     alone_s = median(alone)
     row: dict[str, Any] = {
         "forward": name,
-        "loads": "endless" if is_endless else "one hit",
+        "loads": loads,
         "rounds": number,
         "alone_ms": round(alone_s * 1e3, 3),
         "spread": round((max(alone) - min(alone)) / alone_s, 4),
@@ -108,21 +113,22 @@ def _time(bench: Bench, forward: Callable[[], None]) -> float:
     return time.perf_counter() - begun_s
 
 
-class _Loads:
-    """A thread that moves blocks in: once, or as fast as the bus lets it."""
+class _LoadThread:
+    """A thread that moves blocks in: once, at a rate, or as fast as the bus lets it."""
 
-    def __init__(self, bench: Bench, way: str, *, is_endless: bool) -> None:
+    def __init__(self, bench: Bench, way: str, loads: Loads) -> None:
         self._bench = bench
         self._way = way
-        self._is_endless = is_endless
-        self._blocks = min(
-            LOAD_BLOCKS if is_endless else HIT_BLOCKS, self._bench.pool.capacity_blocks
-        )
+        is_one = loads == "one hit"
+        blocks = HIT_BLOCKS if is_one else LOAD_BLOCKS
+        self._blocks = min(blocks, bench.pool.capacity_blocks)
+        load_bytes = self._blocks * bench.layout.block_bytes
+        self._load_s = load_bytes / STORE_BYTES_PER_S if loads == "store" else 0.0
         self._is_over = Event()
         self._has_begun = Event()
         self._loads = 0
         self._begun_s = 0.0
-        self._thread = Thread(target=self._run if is_endless else self._run_once)
+        self._thread = Thread(target=self._run_once if is_one else self._run)
         self._thread.start()
         assert self._has_begun.wait(10.0), "no load has ended"
 
@@ -143,7 +149,9 @@ class _Loads:
                 self._has_begun.set()
             else:
                 self._loads += 1
-            if self._is_over.is_set():
+            # At a rate: until the next load would have come.
+            due_s = self._begun_s + self._loads * self._load_s
+            if self._is_over.wait(max(0.0, due_s - time.perf_counter())):
                 break
         for transfers in under_way:
             wait_to_end(*transfers)

@@ -33,7 +33,10 @@ import numpy as np
 import torch
 
 from engine.kv.cuda_runtime import CudaRuntime, open_runtime
+from engine.kv.cuda_streams import make_stream
 from kvstore.admin.machine import describe_machine
+
+from .swap_in_ways import make_timer
 
 WIDTHS = (22_784, 22_784, 22_784, 45_568)
 RUNS = 8
@@ -51,8 +54,7 @@ class Copies:
         self.run_bytes = sum(self._sizes)
         self._host = torch.empty(RUNS * self.run_bytes, dtype=torch.uint8, pin_memory=True).zero_()
         self._there = torch.empty(self.run_bytes, dtype=torch.uint8, device=device)
-        self.stream = torch.cuda.Stream(device)
-        self._other, self._waiting = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self.stream, self._other, self._waiting = (make_stream(device) for _ in range(3))
         self._graphs = [self._capture(run) for run in range(RUNS)]
 
     def _parts(self, run: int, sizes: list[int]) -> Iterator[tuple[int, int, int]]:
@@ -107,8 +109,7 @@ class Copies:
 
     def time_s(self, way: Callable[[int], None], run: int) -> float:
         """Seconds of the stream, behind a gate."""
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin, end = make_timer(), make_timer()
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
             torch.cuda._sleep(GATE_CYCLES)  # type: ignore[no-untyped-call]

@@ -34,20 +34,23 @@ from kvstore.layout import BlockLayout
 Direction: TypeAlias = Literal["in", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
-GATE_CYCLES = 4_000_000
-"""Some 2 ms of a GPU: by then the host has queued all that is measured, but for thousands of
-calls."""
+GATE_S, GATE_MAX_S = 2e-3, 0.2
+"""By then the host has queued all that is measured; more for a way whose last round took more."""
+GPU_CYCLES_PER_S = 2e9
+"""At most, so that a gate is rather too long."""
 
 
 @dataclass(slots=True)
 class Times:
     """Of one way and one direction, a value for each round. `gpu_s` is from a moment when all was
     queued until the last byte; `wall_s` from the first call until then; `issue_s` is the host's
-    time for a section."""
+    time for a section. `late` counts rounds in which the host had not queued all when the gate
+    opened: their `gpu_s` is partly the host's."""
 
     gpu_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     issue_s: list[float] = field(default_factory=list)
+    late: int = 0
 
 
 @dataclass(slots=True)
@@ -138,7 +141,8 @@ class Bench:
             for transfer in transfers:
                 transfer.order_compute()
 
-        times.gpu_s.append(self._time_gpu(queue, mover.streams))
+        last_s = times.issue_s[-1] * len(self.widths) if times.issue_s else wall_s
+        self._time_gpu(times, queue, mover.streams, gate_s=GATE_S + 2 * last_s)
         wait_to_end(*transfers)
 
     def time_together(
@@ -160,25 +164,33 @@ class Bench:
 
         times.wall_s.append(self.time_wall(copy))
         if self.device.type == "cuda":
-            times.gpu_s.append(self._time_gpu(copy, ()))
+            self._time_gpu(times, copy, (), gate_s=GATE_S)
         else:
             times.gpu_s.append(times.wall_s[-1])
 
-    def _time_gpu(self, queue: Callable[[], None], streams: tuple[torch.cuda.Stream, ...]) -> float:
+    def _time_gpu(
+        self,
+        times: Times,
+        queue: Callable[[], None],
+        streams: tuple[torch.cuda.Stream, ...],
+        *,
+        gate_s: float,
+    ) -> None:
         """Seconds from a gate, which opens when all is queued, until the current stream is through
         with it; `streams` wait for the gate too."""
-        begin, end = _timer(), _timer()
+        begin, end = make_timer(), make_timer()
         stream = torch.cuda.current_stream(self.device)
         self.settle()
-        torch.cuda._sleep(GATE_CYCLES)  # type: ignore[no-untyped-call]
+        cycles = int(min(gate_s, GATE_MAX_S) * GPU_CYCLES_PER_S)
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
         begin.record(stream)
         for other in streams:
             other.wait_event(begin)
         queue()
         end.record(stream)
+        times.late += begin.query()  # type: ignore[no-untyped-call]
         self.settle()
-        milliseconds: float = begin.elapsed_time(end)
-        return milliseconds / 1e3
+        times.gpu_s.append(begin.elapsed_time(end) / 1e3)
 
     def check(self, way: str) -> None:
         """That the bytes get where they belong, and back. Raises AssertionError."""
@@ -202,7 +214,8 @@ class Bench:
             assert bytes(part) == content.tobytes(), f"{way}: other bytes in the arena"
 
 
-def _timer() -> torch.cuda.Event:
+def make_timer() -> torch.cuda.Event:
+    """An event that knows when it was."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
