@@ -71,7 +71,7 @@ def test_layer_waits_for_its_own_section_and_for_no_other(make: Callable[..., Cu
         read.append(pool.memory.clone())
         done.append(torch.cuda.current_stream().record_event())
     done[HELD - 1].synchronize()
-    are_over = [event.query() for event in (held, done[HELD])]  # type: ignore[no-untyped-call]
+    are_over = [event.query() for event in (held, done[HELD])]
     assert are_over == [False, False], "too slow for what is held back, or it is not waited for"
     wait_to_end(*transfers)
     torch.cuda.synchronize()
