@@ -12,6 +12,7 @@ it grows by about 130 KB for each program and set of sizes that is ever asked fo
 Not for choosing between a kernel and a reference: that is the caller's.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from threading import Lock
@@ -42,6 +43,11 @@ EXACT_FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=tr
 give the bits of their references, and none of them is bound by arithmetic."""
 
 _looking_up, _compiling = Lock(), Lock()
+
+# TileLang writes what it logs to stdout, where commands print their answers and their JSON.
+_log = logging.getLogger("tilelang")
+_log.handlers.clear()
+_log.propagate = True
 
 
 class NoCudaDevice(RuntimeError):

@@ -1,5 +1,5 @@
 """An engine over nodes, by the agent of its host: hits in a pool on the host, and on a GPU by its
-movers, answer as a cold run does, also with a node down."""
+movers, answer as a cold run does, also with nodes down."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from tests.kvstore.agent.agent_process import AgentProcess
 from tests.patience import OPERATION_S
 
 MODEL = Path(__file__).parents[2] / "models" / "v41-mini"
-K, M = 2, 1
+K, M = 4, 2
+STOPPED = ("n02", "n05")
 PROMPT = random.Random(5).choices(range(3, 2000), k=6 * 128 + 40)
 HIT = farthest_hit(len(PROMPT))
 FIRST_TURN = PROMPT[: HIT + 1]
@@ -129,7 +130,7 @@ def host_of(loaded: LoadedRunner, agent: AgentProcess) -> Iterator[Host]:
 
 
 @DEVICES
-def test_hit_answers_as_a_cold_run_also_with_a_node_down(device: str, tmp_path: Path) -> None:
+def test_hit_answers_as_a_cold_run_also_with_nodes_down(device: str, tmp_path: Path) -> None:
     loaded = load_runner(MODEL, pool_blocks=24, state_slots=4, device=device)
     with (
         LocalCluster.start(
@@ -146,7 +147,8 @@ def test_hit_answers_as_a_cold_run_also_with_a_node_down(device: str, tmp_path: 
         tokens, hit = host.answer(PROMPT, has_store=True)
         assert (hit.hit_tokens, hit.replay_tokens, tokens) == (HIT, 0, alone)
         assert host.rebuilder is None or host.rebuilder.blocks == 0
-        cluster.stop_node("n02")
+        for node in STOPPED:
+            cluster.stop_node(node)
         tokens, hit = host.answer(PROMPT, has_store=True)
         assert (hit.hit_tokens, hit.replay_tokens, tokens) == (HIT, 0, alone)
         assert host.rebuilder is None or host.rebuilder.blocks > 0

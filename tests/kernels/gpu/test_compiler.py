@@ -1,5 +1,6 @@
 """What compiles TileLang programs: source without a device, a kernel only with one."""
 
+import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -151,3 +152,13 @@ def test_view_of_host_memory_shows_and_takes_its_bytes() -> None:
     part = view[5]
     del host, view
     assert part.sum().item() == sum(range(100, 120))
+
+
+def test_what_tilelang_logs_is_logged_as_all_else_and_not_printed(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It prints to stdout by itself, before the JSON of a command."""
+    with caplog.at_level(logging.INFO, "tilelang"):
+        logging.getLogger("tilelang.jit.kernel").info("compiled")
+    assert capsys.readouterr().out == ""
+    assert "compiled" in caplog.messages
