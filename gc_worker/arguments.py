@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvstore.node.arguments import DaemonParser
 
 EXIT_CODES = """exit codes:
   0  stopped by SIGTERM or SIGINT
@@ -46,12 +47,10 @@ class WorkerArguments:
 
 def parse_arguments(words: Sequence[str]) -> WorkerArguments:
     """The arguments in `words`; ends the process with status 2 if they are wrong."""
-    parser = argparse.ArgumentParser(
-        prog="gc_worker",
-        description="Looks after one storage node: TTL, LRU and watermarks, scrub, repair, policy.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = DaemonParser(
+        "gc_worker",
+        "Looks after one storage node: TTL, LRU and watermarks, scrub, repair, policy.",
+        EXIT_CODES,
     )
     add = parser.add_argument
     add("--cluster", type=Path, required=True, metavar="FILE", help="the cluster map")

@@ -51,9 +51,34 @@ ADVICE = {
 """What may help a person, by what the system says."""
 
 
+SHOWN_CHARACTERS_MAX = 300
+"""Of what a message says was given: who gives 100 kB is to see the rule all the same."""
+VALUE_CHARACTERS_MAX = 80
+
+
+def shorten(value: object, characters_max: int = SHOWN_CHARACTERS_MAX) -> str:
+    """A value for a message; of a long one the beginning and the end."""
+    text = str(value)
+    left_out = len(text) - characters_max
+    if left_out <= 0:
+        return text
+    end = characters_max // 5
+    return f"{text[: characters_max - end]} ...({left_out} characters)... {text[-end:]}"
+
+
+def shorten_lines(text: str) -> str:
+    """The same with each line of a text, such as a library makes of a command line."""
+    return "\n".join(map(shorten, text.split("\n")))
+
+
+def shown(value: object) -> str:
+    """A single value as Python writes it, for a message: short, and "nothing" for a missing one."""
+    return "nothing" if value is None else shorten(repr(value), VALUE_CHARACTERS_MAX)
+
+
 def describe_os_error(error: OSError) -> str:
     """One line for a person: which file, what the system says of it, and what may help."""
-    where = "" if error.filename is None else f"{error.filename}: "
+    where = "" if error.filename is None else f"{shorten(error.filename)}: "
     advice = ADVICE.get(error.errno or 0)
     return f"{where}{error.strerror or error}" + (f"; {advice}" if advice else "")
 
@@ -70,7 +95,7 @@ class InvalidArgument(StoreError, ValueError):
     exit_code = 2
 
     def __init__(self, what: str, *, given: object, expected: str) -> None:
-        super().__init__(f"{what}: given {given}, expected {expected}")
+        super().__init__(f"{what}: given {shorten(given)}, expected {expected}")
         self.what = what
         self.given = given
         self.expected = expected
@@ -95,8 +120,9 @@ class MissingClusterMap(ClusterMapError, FileNotFoundError):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(
-            f"no cluster map at {path}; `cachalot up --dir D` writes D/cluster.toml for a new"
-            " cluster; a lost map is copied back from any client or node, which have the same file"
+            f"no cluster map at {shorten(path)}; `cachalot up --dir D` writes D/cluster.toml for a"
+            " new cluster; a lost map is copied back from any client or node, which have the same"
+            " file"
         )
         self.path = Path(path)
 
@@ -107,7 +133,7 @@ class InvalidClusterMap(ClusterMapError, ValueError):
     def __init__(self, path: str | Path, problems: list[str]) -> None:
         listed = "".join(f"\n  - {problem}" for problem in problems)
         mistakes = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        super().__init__(f"cluster map {path} has {mistakes}:{listed}")
+        super().__init__(f"cluster map {shorten(path)} has {mistakes}:{listed}")
         self.path = Path(path)
         self.problems = problems
 
@@ -149,7 +175,7 @@ class AgentError(StoreError):
     exit_code = 4
 
     def __init__(self, socket_path: str | Path, detail: str) -> None:
-        super().__init__(f"agent {socket_path}: {detail}")
+        super().__init__(f"agent {shorten(socket_path)}: {detail}")
         self.socket_path = Path(socket_path)
         self.detail = detail
 
@@ -171,7 +197,7 @@ class TargetError(StoreError):
     exit_code = 5
 
     def __init__(self, path: str | Path, detail: str) -> None:
-        super().__init__(f"target {path}: {detail}")
+        super().__init__(f"target {shorten(path)}: {detail}")
         self.path = Path(path)
         self.detail = detail
 

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 from .layout import BLOCK_TOKENS, BlockLayout, whole_number
 
 KEY_BYTES = 32
@@ -268,7 +268,7 @@ def _bad_token(token_ids: Sequence[object]) -> InvalidArgument:
         if number is None or not 0 <= number <= TOKEN_MAX:
             return InvalidArgument(
                 what=f"token id at position {index}",
-                given=repr(value)[:80],
+                given=shown(value),
                 expected=f"a whole number from 0 to {TOKEN_MAX}",
             )
     raise AssertionError("no bad token id among those refused")
@@ -285,9 +285,7 @@ def _checked_text(name: str, value: object, *, may_be_empty: bool) -> str:
     except UnicodeEncodeError:
         length = sys.maxsize
     if length > NAMESPACE_FIELD_BYTES_MAX or (length == 0 and not may_be_empty):
-        raise InvalidArgument(
-            what=f"{name} of a namespace", given=repr(value)[:80], expected=expected
-        )
+        raise InvalidArgument(what=f"{name} of a namespace", given=shown(value), expected=expected)
     return value
 
 

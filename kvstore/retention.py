@@ -18,7 +18,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 from .retention_rules import (
     CHAT_CLASS,
     DRAINING_MAX,
@@ -39,7 +39,6 @@ from .retention_rules import (
     check_ttl,
     check_whole,
     checked_ttls,
-    shown,
 )
 from .settings import SettingValue, check_setting, hot_setting
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 
 POLICY_FORMAT = 1
 POLICY_BYTES_MAX = 1 << 16
@@ -151,11 +151,3 @@ def check_text(what: str, value: object, bytes_max: int, *, is_empty_ok: bool = 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def shown(value: object) -> str:
-    """A value for a message: short, and "nothing" for a missing one."""
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

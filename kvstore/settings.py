@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, shown
 
 SettingValue = int | bool
 
@@ -143,7 +143,7 @@ def hot_setting(name: str) -> Setting:
     setting = SETTINGS.get(name) if isinstance(name, str) else None
     hot = ", ".join(row.name for row in _TABLE if row.heat is Heat.HOT)
     if setting is None:
-        raise InvalidArgument("setting", given=repr(name)[:80], expected=f"one of {hot}")
+        raise InvalidArgument("setting", given=shown(name), expected=f"one of {hot}")
     if setting.heat is Heat.COLD:
         raise InvalidArgument(
             "setting",
@@ -161,4 +161,4 @@ def check_setting(name: str, value: object) -> SettingValue:
             return value
     elif type(value) is int and setting.low <= value <= setting.high:
         return value
-    raise InvalidArgument(name, given=repr(value)[:80], expected=setting.rule)
+    raise InvalidArgument(name, given=shown(value), expected=setting.rule)

@@ -9,7 +9,8 @@ from .control_options import ClusterOption
 from .quantities import parse_size_bytes
 
 RolesOption = Annotated[
-    str, typer.Option(help="What it does: some of check,fetch,store,window.", metavar="ROLES")
+    list[str] | None,
+    typer.Option(help="What it does: some of check,fetch,store,window (all).", metavar="ROLES"),
 ]
 SocketOption = Annotated[
     Path,
@@ -66,7 +67,7 @@ LogJsonOption = Annotated[
 def agent(
     cluster: ClusterOption,
     socket: SocketOption,
-    roles: RolesOption = "check,fetch,store,window",
+    roles: RolesOption = None,
     arena: ArenaOption = "4GiB",
     fetch_workers: FetchWorkersOption = 1,
     window_memory: WindowMemoryOption = "512MiB",
@@ -84,14 +85,15 @@ def agent(
     """
     # Here, because they take longer to load than `--help` should.
     from ..agent.main import run_agent
-    from ..agent.options import AgentOptions, parse_roles
+    from ..agent.options import ALL_ROLES, AgentOptions, parse_roles
     from ..metrics.server import MetricsServer, MetricTable
     from .agent_metric_table import AGENT_METRICS
 
     options = AgentOptions(
         cluster_path=cluster.absolute(),
         socket_path=socket.absolute(),
-        roles=parse_roles(roles),
+        # Given twice, both are meant.
+        roles=parse_roles(",".join(roles)) if roles else ALL_ROLES,
         arena_bytes=parse_size_bytes("--arena", arena),
         fetch_workers=fetch_workers,
         window_memory_bytes=parse_size_bytes("--window-memory", window_memory),

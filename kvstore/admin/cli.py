@@ -5,7 +5,7 @@ Whatever a user can cause ends here as one line on stderr. A traceback means a m
 
 import sys
 
-from ..errors import StoreError, describe_os_error
+from ..errors import StoreError, describe_os_error, shorten_lines
 from ..identity import check_package_identity
 from .exit_codes import ExitCode
 
@@ -19,13 +19,24 @@ def main() -> None:
 def run() -> int | str | None:
     """Run the command line of this process; what to give to `sys.exit`."""
     # After the check: the modules behind this may not be the ones that were meant.
+    import typer
+
     from .commands import app
     from .output import NAME, write_remark
 
     try:
-        app(prog_name=NAME)
+        code: int | None = app(prog_name=NAME, standalone_mode=False)
+        return code
     except SystemExit as end:
         return end.code
+    except typer.TyperException as error:
+        # As typer would show it, but for words of any length.
+        error.message = shorten_lines(error.message)
+        error.show()  # type: ignore[attr-defined]
+        return error.exit_code
+    except typer.Abort:
+        write_remark("aborted")
+        return ExitCode.FAILED
     except StoreError as error:
         write_remark(str(error))
         return error.exit_code
@@ -34,7 +45,6 @@ def run() -> int | str | None:
         return ExitCode.FAILED
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    raise AssertionError("typer ends every command line by SystemExit")
 
 
 if __name__ == "__main__":

@@ -133,10 +133,17 @@ class ClusterStatus:
     """How many more nodes may fail before the first block is unreadable; negative: how many must
     come back until all blocks are readable. For blocks whose k + m shards were all written. A
     target that is lost counts as one on a node that is down."""
+    silent_targets: frozenset[str]
+    """Targets that are lost, or on a node that is down."""
 
     @property
     def nodes_alive(self) -> int:
-        return sum(node.is_alive for node in self.nodes)
+        return len(self.alive)
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """Names of the nodes that are."""
+        return frozenset(node.node for node in self.nodes if node.is_alive)
 
     @property
     def lost_targets(self) -> list[str]:
@@ -161,14 +168,18 @@ def describe_cluster(cluster_map: ClusterMap, reports: Sequence[NodeReport]) -> 
     """The status that follows from the map and what its nodes said."""
     nodes = tuple(describe_node(report) for report in reports)
     alive = {node.node for node in nodes if node.is_alive}
+    lost = {target for node in nodes for target in node.lost_targets}
     return ClusterStatus(
         cluster=cluster_map.cluster,
         epoch=cluster_map.epoch,
         k=cluster_map.code.k,
         m=cluster_map.code.m,
         nodes=nodes,
-        spare_nodes=count_spare_nodes(
-            cluster_map, alive, [target for node in nodes for target in node.lost_targets]
+        spare_nodes=count_spare_nodes(cluster_map, alive, lost),
+        silent_targets=frozenset(
+            target.name
+            for target in cluster_map.targets
+            if target.name in lost or cluster_map.node_of(target.name).name not in alive
         ),
     )
 

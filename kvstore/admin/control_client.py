@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ..cluster.entities import ClusterMap
-from ..errors import InvalidArgument, NodeError, StoreError
+from ..errors import InvalidArgument, NodeError, StoreError, shown
 from .exit_codes import ExitCode
 
 ANSWER_BYTES_MAX = 16 << 20
@@ -112,10 +112,10 @@ def parse_control_url(text: str) -> ControlEndpoint:
         # What the resolver would raise for a name that cannot be one.
         host.encode("idna")
     except ValueError as error:
-        raise InvalidArgument("--control", given=repr(text)[:80], expected=expected) from error
+        raise InvalidArgument("--control", given=shown(text), expected=expected) from error
     is_bare = parts.path in ("", "/") and not parts.query and parts.username is None
     if parts.scheme != "http" or not _HOST.fullmatch(host) or not port or not is_bare:
-        raise InvalidArgument("--control", given=repr(text)[:80], expected=expected)
+        raise InvalidArgument("--control", given=shown(text), expected=expected)
     host = f"[{host}]" if ":" in host else host
     return ControlEndpoint(node=f"{host}:{port}", address=f"{host}:{port}")
 

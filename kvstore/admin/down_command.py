@@ -1,26 +1,26 @@
 """`cachalot down`: ends what `cachalot up` started, and nothing else."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .down_report import (
     StoppedProcesses,
     render_json,
-    render_line,
     render_lines,
     render_plan,
     render_stopped,
 )
-from .engine_plan import AFTER_GRACE_S, check_is_engine
+from .engine_plan import AFTER_GRACE_S, check_are_engines
 from .folder_option import parse_folder
 from .local_agents import stop_agents
 from .local_engines import stop_engines
 from .local_folder import LocalFolder
-from .node_process import AGENT, ENGINE, GC_WORKER, StopDeadlines
+from .node_process import AGENT, ENGINE, GC_WORKER, KVSTORED, Program, StopDeadlines
 from .node_stop import find_process, stop_nodes
 from .output import write_json, write_remark, write_result
 
@@ -37,15 +37,20 @@ WipeOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Only show what would be stopped and removed.")
 ]
-NodeOption = Annotated[
-    str | None, typer.Option(help="Stop this node only; `up` starts it again.", metavar="NAME")
+NodesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--node",
+        help="Stop this node only; `up` starts it again. May be given several times.",
+        metavar="NAME",
+    ),
 ]
-AgentOption = Annotated[
-    str | None, typer.Option(help="Stop this agent only; `up` starts it again.", metavar="NAME")
+AgentsOption = Annotated[
+    list[str] | None, typer.Option("--agent", help="The same of an agent.", metavar="NAME")
 ]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(help="Drain and stop this engine only; `up` starts it again.", metavar="NAME"),
+EnginesOption = Annotated[
+    list[str] | None,
+    typer.Option("--engine", help="The same of an engine, which is drained.", metavar="NAME"),
 ]
 RemoveOption = Annotated[
     bool,
@@ -65,116 +70,125 @@ WaitOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """Names of what is to be stopped; nothing is named for the whole cluster."""
+
+    nodes: list[str]
+    agents: list[str]
+    engines: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.nodes, *self.agents, *self.engines]
+
+
 def down(
     folder: FolderOption,
     wipe: WipeOption = False,
     dry_run: DryRunOption = False,
-    node: NodeOption = None,
-    agent: AgentOption = None,
-    engine: EngineOption = None,
+    nodes: NodesOption = None,
+    agents: AgentsOption = None,
+    engines: EnginesOption = None,
     is_removal: RemoveOption = False,
     wait_s: WaitOption = 20.0,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Stop the nodes, agents and engines of a local cluster, or one of them.
+    """Stop the nodes, agents and engines of a local cluster, or some of them.
 
     What they stored stays for the next `up`, except with --wipe. May be run again.
     `down --engine d02 --remove` takes an engine out of the cluster: `up --engines` adds one.
     """
     place = LocalFolder(folder)
-    places = place, place.of(GC_WORKER), place.of(AGENT), place.of(ENGINE)
-    nodes_place, workers_place, agents_place, engines_place = places
-    is_recorded = any(one.recorded_nodes() for one in places)
-    _check_choice({"--node": node, "--agent": agent, "--engine": engine, "--wipe": wipe or None})
-    _check_names(place, node=node, agent=agent, engine=engine)
+    chosen = _Chosen(nodes=_once(nodes), agents=_once(agents), engines=_once(engines))
+    _check_choice(chosen, wipe=wipe)
+    _check_names(place, chosen)
     if is_removal:
-        _remove_engine(place, engine, wait_s, dry_run=dry_run, is_json=is_json)
+        _remove_engines(place, chosen.engines, wait_s, dry_run=dry_run, is_json=is_json)
         return
+    programs = (KVSTORED, GC_WORKER, AGENT, ENGINE)
+    is_recorded = any(place.of(program).recorded_nodes() for program in programs)
     if not place.cluster_path.exists() and not is_recorded:
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
-    only = node or agent or engine
     with place.locked():
-        deadlines = StopDeadlines(term_s=wait_s)
-
-        def stop(place: LocalFolder, name: str | None) -> list[dict[str, Any]]:
-            return _stop(place, deadlines, name, dry_run=dry_run) if name == only else []
-
-        # Who uses the nodes goes first, so that none complains about nodes that are meant to go.
-        stopped = StoppedProcesses(
-            engines=stop(engines_place, engine),
-            agents=stop(agents_place, agent),
-            workers=stop(workers_place, node),
-            nodes=stop(nodes_place, node),
-        )
+        stopped = _stop_chosen(place, chosen, StopDeadlines(term_s=wait_s), dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
         write_json(render_json(stopped, plan, dry_run=dry_run))
     else:
-        lines = render_lines(stopped, plan, dry_run=dry_run)
-        if agent is not None or engine is not None:
-            ended = [*stopped.agents, *stopped.engines]
-            lines = [*map(render_line, ended)] or [f"{only}: not running"]
-        write_result("\n".join(lines))
-        if only is not None:
-            write_remark(f"`cachalot up --dir {place.path}` starts {only} again")
-        elif not wipe and place.cluster_path.exists():
-            write_remark(
-                f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
-                f" {place.path} --wipe` removes it (--dry-run shows what)"
-            )
+        _report(place, chosen, stopped, plan, dry_run=dry_run)
 
 
-def _check_choice(given: dict[str, object]) -> None:
+def _once(names: list[str] | None) -> list[str]:
+    return list(dict.fromkeys(names or ()))
+
+
+def _check_choice(chosen: _Chosen, *, wipe: bool) -> None:
     """Raises InvalidArgument if more than one of these options is given."""
-    said = [name for name, value in given.items() if value is not None]
+    given = {
+        "--node": chosen.nodes,
+        "--agent": chosen.agents,
+        "--engine": chosen.engines,
+        "--wipe": wipe,
+    }
+    said = [option for option, value in given.items() if value]
     if len(said) > 1:
         raise InvalidArgument(said[-1], given=f"{said[0]} too", expected="one of them")
 
 
-def _check_names(
-    place: LocalFolder, *, node: str | None, agent: str | None, engine: str | None
-) -> None:
+def _check_names(place: LocalFolder, chosen: _Chosen) -> None:
     """Raises InvalidArgument for what the cluster does not have."""
-    if node is not None:
-        _check_node(place, node)
-    if agent is not None:
-        _check_agent(place, agent)
-    if engine is not None:
-        _check_engine(place, engine)
+    if chosen.nodes:
+        _check_nodes(place, chosen.nodes)
+    if chosen.agents:
+        _check_agents(place, chosen.agents)
+    check_are_engines(place.read_engine_options(), chosen.engines)
 
 
-def _check_node(place: LocalFolder, node: str) -> None:
+def _check_nodes(place: LocalFolder, nodes: Sequence[str]) -> None:
     from ..cluster.map import load_cluster_map
     from .control.changes import check_node_is_known
     from .engine_plan import check_is_no_engine
 
     cluster_map = load_cluster_map(place.cluster_path)
-    check_is_no_engine(place, node, cluster_map.node_by_name)
-    check_node_is_known(cluster_map, node)
+    for node in nodes:
+        check_is_no_engine(place, node, cluster_map.node_by_name)
+        check_node_is_known(cluster_map, node)
 
 
-def _check_agent(place: LocalFolder, agent: str) -> None:
+def _check_agents(place: LocalFolder, agents: Sequence[str]) -> None:
     from ..cluster.map import load_cluster_map
 
     known = load_cluster_map(place.cluster_path).entrypoint_by_name
-    if agent not in known:
-        expected = f"one of the map: {', '.join(known) or 'it has none'}"
-        raise InvalidArgument("--agent", given=repr(agent)[:80], expected=expected)
+    for agent in agents:
+        if agent not in known:
+            expected = f"one of the map: {', '.join(known) or 'it has none'}"
+            raise InvalidArgument("--agent", given=shown(agent), expected=expected)
 
 
-def _check_engine(place: LocalFolder, engine: str) -> None:
-    check_is_engine(place.read_engine_options(), engine)
+def _stop_chosen(
+    place: LocalFolder, chosen: _Chosen, deadlines: StopDeadlines, *, dry_run: bool
+) -> StoppedProcesses:
+    def stop(program: Program, names: list[str]) -> list[dict[str, Any]]:
+        if not chosen.names:
+            names = place.of(program).recorded_nodes()
+        return _stop(place.of(program), names, deadlines, dry_run=dry_run)
+
+    has_worker = place.of(GC_WORKER).recorded_nodes()
+    # Who uses the nodes goes first, so that none complains about nodes that are meant to go.
+    return StoppedProcesses(
+        engines=stop(ENGINE, chosen.engines),
+        agents=stop(AGENT, chosen.agents),
+        workers=stop(GC_WORKER, [node for node in chosen.nodes if node in has_worker]),
+        nodes=stop(KVSTORED, chosen.nodes),
+    )
 
 
 def _stop(
-    place: LocalFolder, deadlines: StopDeadlines, only: str | None, *, dry_run: bool
+    place: LocalFolder, names: Sequence[str], deadlines: StopDeadlines, *, dry_run: bool
 ) -> list[dict[str, Any]]:
-    """What became, or would become, of the recorded processes of the folder's program.
-
-    `only`: of all of them, that agent or engine, or that node or the worker beside it.
-    """
-    names = [name for name in place.recorded_nodes() if only in (None, name)]
+    """What became, or would become, of these processes of the folder's program."""
     if dry_run:
         return plan_stop(place, names)
     if place.program == AGENT:
@@ -184,34 +198,55 @@ def _stop(
     return [render_stopped(node) for node in stop_nodes(place, names, deadlines)]
 
 
-def _remove_engine(
-    place: LocalFolder, engine: str | None, wait_s: float, *, dry_run: bool, is_json: bool
+def _report(
+    place: LocalFolder,
+    chosen: _Chosen,
+    stopped: StoppedProcesses,
+    plan: "WipePlan | None",
+    *,
+    dry_run: bool,
 ) -> None:
-    """Take an engine out of the folder: it is drained and stopped, and its files go."""
-    from .engine_plan import name_engines, remove_engine
+    lines = render_lines(stopped)
+    if not chosen.names and all(node["outcome"] == "not running" for node in stopped.nodes):
+        lines.append("no node was running")
+    lines += [] if plan is None else render_plan(plan, dry_run=dry_run)
+    write_result("\n".join(lines))
+    if chosen.names:
+        write_remark(f"`cachalot up --dir {place.path}` starts {', '.join(chosen.names)} again")
+    elif plan is None and place.cluster_path.exists():
+        write_remark(
+            f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
+            f" {place.path} --wipe` removes it (--dry-run shows what)"
+        )
+
+
+def _remove_engines(
+    place: LocalFolder, engines: Sequence[str], wait_s: float, *, dry_run: bool, is_json: bool
+) -> None:
+    """Take engines out of the folder: they are drained and stopped, and their files go."""
+    from .engine_plan import name_engines, remove_engines
     from .wipe import apply_wipe, plan_engine_removal
 
-    if engine is None:
+    if not engines:
         raise InvalidArgument("--remove", given="without --engine", expected="the engine to remove")
     with place.locked():
-        # Another command may have removed it while this one waited for the lock.
-        left = remove_engine(place.read_engine_options(), engine)
+        # Another command may have removed one while this one waited for the lock.
+        left = remove_engines(place.read_engine_options(), engines)
+        deadlines = StopDeadlines(term_s=wait_s)
         stopped = StoppedProcesses(
-            engines=_stop(place.of(ENGINE), StopDeadlines(term_s=wait_s), engine, dry_run=dry_run)
+            engines=_stop(place.of(ENGINE), engines, deadlines, dry_run=dry_run)
         )
-        plan = plan_engine_removal(place, engine)
+        plan = plan_engine_removal(place, engines)
         if not dry_run:
             apply_wipe(plan)
-            # Last: as long as it has the engine, a removal that broke off can be run again.
+            # Last: as long as it has the engines, a removal that broke off can be run again.
             place.write_engine_options(left)
     names = [one.name for one in name_engines(left)]
     if is_json:
-        # Names that are true of a dry run too.
-        found = {"engine": engine, "other_engines": names}
-        write_json(render_json(stopped, plan, dry_run=dry_run) | found)
+        # A name that is true of a dry run too.
+        write_json(render_json(stopped, plan, dry_run=dry_run) | {"other_engines": names})
         return
-    lines = [*map(render_line, stopped.engines)] or [f"{engine}: not running"]
-    write_result("\n".join([*lines, *render_plan(plan, dry_run=dry_run)]))
+    write_result("\n".join([*render_lines(stopped), *render_plan(plan, dry_run=dry_run)]))
     has = "would have" if dry_run else "has"
     write_remark(f"the cluster {has} {', '.join(names) or 'no engine'}; `up --engines` adds one")
 

@@ -56,16 +56,14 @@ def _rename(one: dict[str, Any], noun: str) -> dict[str, Any]:
     return {noun: one["node"], "pid": one["pid"], "outcome": one["outcome"]}
 
 
-def render_lines(stopped: StoppedProcesses, plan: WipePlan | None, *, dry_run: bool) -> list[str]:
-    """The same for a person."""
+def render_lines(stopped: StoppedProcesses) -> list[str]:
+    """What became of each process, for a person."""
     lines = [*map(render_line, [*stopped.nodes, *stopped.agents, *stopped.engines])]
-    if not any(node["outcome"] != "not running" for node in stopped.nodes):
-        lines.append("no node was running")
     ended = [worker for worker in stopped.workers if worker["outcome"] != "not running"]
     if ended:
         outcomes = sorted({worker["outcome"] for worker in ended})
         lines.append(f"{count_of(len(ended), 'gc_worker')}: {' or '.join(outcomes)}")
-    return lines if plan is None else lines + render_plan(plan, dry_run=dry_run)
+    return lines
 
 
 def render_plan(plan: WipePlan, *, dry_run: bool) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .local_folder import LocalEngineOptions, LocalFolder
 
 ENGINES_MAX = 32
@@ -58,8 +58,22 @@ def parse_engines(text: str) -> LocalEngineOptions:
     is_whole = bool(prefill) == bool(decode) and prefill + decode + both > 0
     if not is_whole or prefill + decode + both > ENGINES_MAX:
         expected = f"{SPEC_EXPECTED}; at most {ENGINES_MAX} workers"
-        raise InvalidArgument("--engines", given=repr(text)[:80], expected=expected)
+        raise InvalidArgument("--engines", given=shown(text), expected=expected)
     return LocalEngineOptions(prefill=prefill, decode=decode, both=both)
+
+
+def add_up_engines(texts: Sequence[str]) -> LocalEngineOptions:
+    """How many engines of each role all of these texts name together. Raises InvalidArgument."""
+    counts = [parse_engines(text) for text in texts]
+    total = LocalEngineOptions(
+        prefill=sum(one.prefill for one in counts),
+        decode=sum(one.decode for one in counts),
+        both=sum(one.both for one in counts),
+    )
+    if len(name_engines(total)) > ENGINES_MAX:
+        expected = f"at most {ENGINES_MAX} workers"
+        raise InvalidArgument("--engines", given=" and ".join(texts), expected=expected)
+    return total
 
 
 def parse_engine_option(text: str) -> tuple[str, str | None]:
@@ -72,7 +86,7 @@ def parse_engine_option(text: str) -> tuple[str, str | None]:
     if not re.fullmatch(r"[a-z][a-z-]{0,31}", name) or name in OWN_OPTIONS:
         raise InvalidArgument(
             "--engine-option",
-            given=repr(text)[:80],
+            given=shown(text),
             expected="NAME=VALUE, such as pool-blocks=1024, of an option of `cachalot engine` that"
             f" is none of {', '.join(sorted(OWN_OPTIONS))}",
         )
@@ -145,7 +159,7 @@ def choose_engines(
     """
     counts = known if wishes.counts is None else wishes.counts
     wanted = replace(
-        counts, model=wishes.model or known.model, options=_choose_options(known, wishes)
+        counts, model=wishes.model or known.model, options=choose_options(known.options, wishes)
     )
     known_names = {engine.name for engine in name_engines(known)}
     lost = sorted(known_names - {engine.name for engine in name_engines(wanted)})
@@ -174,8 +188,9 @@ def choose_engines(
     return wanted
 
 
-def _choose_options(known: LocalEngineOptions, wishes: EngineWishes) -> dict[str, str | None]:
-    merged = {**known.options, **wishes.options}
+def choose_options(known: Mapping[str, str | None], wishes: EngineWishes) -> dict[str, str | None]:
+    """The options of engines that had `known`, after what was asked for now."""
+    merged = {**known, **wishes.options}
     return {name: value for name, value in merged.items() if value != ""}
 
 
@@ -198,21 +213,28 @@ def _check_same_for_all(
         )
 
 
-def check_is_engine(known: LocalEngineOptions, name: str) -> None:
+def check_are_engines(known: LocalEngineOptions, names: Sequence[str]) -> None:
     """Raises InvalidArgument for a name that none of the folder's engines has."""
-    names = [engine.name for engine in name_engines(known)]
-    if name not in names:
-        expected = f"one of the cluster: {', '.join(names) or 'it has none'}"
-        raise InvalidArgument("--engine", given=repr(name)[:80], expected=expected)
+    has = [engine.name for engine in name_engines(known)]
+    for name in names:
+        if name not in has:
+            expected = f"one of the cluster: {', '.join(has) or 'it has none'}"
+            raise InvalidArgument("--engine", given=shown(name), expected=expected)
 
 
-def remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
-    """What a folder is to have that had `known`, without the engine `name`.
+def remove_engines(known: LocalEngineOptions, names: Sequence[str]) -> LocalEngineOptions:
+    """What a folder is to have that had `known`, without the engines `names`, in any order.
 
     Raises InvalidArgument for one that it does not have, that others are not to be without, or
     whose number would be left out: the last of its role goes first.
     """
-    check_is_engine(known, name)
+    check_are_engines(known, names)
+    for name in sorted(set(names), reverse=True):
+        known = _remove_engine(known, name)
+    return known if name_engines(known) else LocalEngineOptions()
+
+
+def _remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
     (role,) = (engine.role for engine in name_engines(known) if engine.name == name)
     last = max(engine.name for engine in name_engines(known) if engine.role == role)
     if name != last:
@@ -229,4 +251,4 @@ def remove_engine(known: LocalEngineOptions, name: str) -> LocalEngineOptions:
             expected=f"p{left.prefill:02} before it: a prefill worker gives the first token of an"
             " answer and no more",
         )
-    return left if name_engines(left) else LocalEngineOptions()
+    return left

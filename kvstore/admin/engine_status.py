@@ -67,6 +67,13 @@ class EngineStatus:
     """Blocks that were to be saved and were given up by the engine, for want of room or time."""
     dropped_windows: int | None = None
     store_errors: int | None = None
+    """Operations of the agent that failed."""
+    transfer_errors: int | None = None
+    """Moves of blocks between the arena and the pool that failed."""
+    blocks_move: Mapping[str, Any] | None = None
+    """How blocks get into the pool and out of it, and how fast."""
+    document: Mapping[str, Any] | None = None
+    """All that it says of itself, in its own words."""
 
     @property
     def state(self) -> str:
@@ -224,6 +231,9 @@ def describe_engine(
         dropped_blocks=_integer(saves.get("dropped")),
         dropped_windows=_integer(engine.get("dropped_windows")),
         store_errors=_integer(said.get("store_errors")),
+        transfer_errors=_integer(said.get("transfer_errors")),
+        blocks_move=read_mapping(said.get("blocks_move")) or None,
+        document=said,
     )
 
 

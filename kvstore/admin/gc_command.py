@@ -83,14 +83,12 @@ def run(
 def _restrict(
     cluster_map: "ClusterMap", plane: "ControlPlane", nodes: list[str] | None, control: str | None
 ) -> None:
-    from ..errors import InvalidArgument
+    from ..errors import InvalidArgument, shown
 
     for node in nodes or ():
         if node not in cluster_map.node_by_name:
             known = ", ".join(one.name for one in cluster_map.nodes)
-            raise InvalidArgument(
-                "--node", given=repr(node)[:80], expected=f"one of the map: {known}"
-            )
+            raise InvalidArgument("--node", given=shown(node), expected=f"one of the map: {known}")
     if nodes and control is not None:
         raise InvalidArgument(
             "--node",

@@ -37,10 +37,10 @@ def inspect(
     Also how old it is, and whether it can be read. Renews nothing. Ends with exit code 7 if the
     block cannot be read, also if nobody has it.
     """
-    from ..errors import InvalidArgument
+    from ..errors import InvalidArgument, shown
 
     if not KEY_PATTERN.fullmatch(key):
-        raise InvalidArgument("KEY", given=repr(key)[:80], expected="64 hex digits")
+        raise InvalidArgument("KEY", given=shown(key), expected="64 hex digits")
     _, plane = open_control(cluster, control, token_file)
     found = _ask(plane, key.lower())
     if is_json:

@@ -23,7 +23,7 @@ from typing import Self
 
 from ..cluster.entities import ClusterMap, Node
 from ..cluster.map import load_cluster_map, write_cluster_map
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from .local_agents import LocalAgents, check_agents
 from .local_engines import LocalEngines
 from .local_folder import LocalAgentOptions, LocalFolder, NodeOptions, naming_file
@@ -287,9 +287,7 @@ class LocalCluster:
         node = self._map.node_by_name.get(name)
         if node is None:
             known = f"{self.node_names[0]} to {self.node_names[-1]}"
-            raise InvalidArgument(
-                "node", given=repr(name)[:80], expected=f"one of the map: {known}"
-            )
+            raise InvalidArgument("node", given=shown(name), expected=f"one of the map: {known}")
         return node
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ..cluster.entities import CodeShape, default_write_acks
 from ..cluster.validation import SIZE_BYTES_MAX
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..layout import SHARDS_MAX
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -28,18 +28,18 @@ def parse_size_bytes(what: str, text: str) -> int:
     """Bytes that a text such as "4GiB" or "1.5 TiB" means; `what` names it in InvalidArgument."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(what, given=repr(text)[:80], expected=SIZE_RULE)
+        raise InvalidArgument(what, given=shown(text), expected=SIZE_RULE)
     number, unit = found.groups()
     factor = {name.lower(): size for name, size in UNITS.items()}.get(unit.lower())
     if factor is None:
         # Powers of 1000 are what disks are sold in; guessing which was meant would be 7 % off.
         meant = f"; {unit[0].upper()}iB?" if unit[0].upper() in "KMGT" else ""
-        raise InvalidArgument(what, given=repr(text)[:80], expected=f"{SIZE_RULE}{meant}")
+        raise InvalidArgument(what, given=shown(text), expected=f"{SIZE_RULE}{meant}")
     size_bytes = Fraction(number) * factor
     if size_bytes.denominator != 1:
-        raise InvalidArgument(what, given=repr(text)[:80], expected="a whole number of bytes")
+        raise InvalidArgument(what, given=shown(text), expected="a whole number of bytes")
     if not 1 <= size_bytes <= SIZE_BYTES_MAX:
-        raise InvalidArgument(what, given=repr(text)[:80], expected="1 byte to 2^60 bytes")
+        raise InvalidArgument(what, given=shown(text), expected="1 byte to 2^60 bytes")
     return int(size_bytes)
 
 
@@ -47,7 +47,7 @@ def parse_code(what: str, text: str) -> CodeShape:
     """The code that a text such as "10+2" means; `what` names it in InvalidArgument."""
     found = _CODE.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(what, given=repr(text)[:80], expected=CODE_RULE)
+        raise InvalidArgument(what, given=shown(text), expected=CODE_RULE)
     return make_code(what, int(found[1]), int(found[2]))
 
 
@@ -70,17 +70,17 @@ def parse_duration_s(what: str, text: str) -> int:
     """
     rest, total_s = text.strip().lower(), Fraction(0)
     if not rest:
-        raise InvalidArgument(what, given=repr(text)[:80], expected=DURATION_RULE)
+        raise InvalidArgument(what, given=shown(text), expected=DURATION_RULE)
     while rest:
         found = _DURATION_PART.match(rest)
         if found is None or found[2] not in UNITS_S:
-            raise InvalidArgument(what, given=repr(text)[:80], expected=DURATION_RULE)
+            raise InvalidArgument(what, given=shown(text), expected=DURATION_RULE)
         total_s += Fraction(found[1]) * UNITS_S[found[2]]
         rest = rest[found.end() :]
     if total_s.denominator != 1:
-        raise InvalidArgument(what, given=repr(text)[:80], expected="a whole number of seconds")
+        raise InvalidArgument(what, given=shown(text), expected="a whole number of seconds")
     if total_s > DURATION_S_MAX:
-        raise InvalidArgument(what, given=repr(text)[:80], expected="at most 10 years (3650d)")
+        raise InvalidArgument(what, given=shown(text), expected="at most 10 years (3650d)")
     return int(total_s)
 
 
@@ -88,13 +88,11 @@ def parse_ratio(what: str, text: str) -> float:
     """0.0 to 1.0 for a text such as "0.9" or "90%"; `what` names it in InvalidArgument."""
     found = _RATIO.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgument(what, given=repr(text)[:80], expected=RATIO_RULE)
+        raise InvalidArgument(what, given=shown(text), expected=RATIO_RULE)
     ratio = Fraction(found[1]) / (100 if found[2] else 1)
     if ratio > 1:
         # "90" may be meant as a percentage, and "1.5" as a typing error: nothing is guessed.
-        raise InvalidArgument(
-            what, given=repr(text)[:80], expected=f"{RATIO_RULE}, at most 1 or 100%"
-        )
+        raise InvalidArgument(what, given=shown(text), expected=f"{RATIO_RULE}, at most 1 or 100%")
     return float(ratio)
 
 

@@ -154,7 +154,7 @@ def parse_setting(name: str, text: str) -> int | bool | None:
 
     Raises InvalidArgument, for an unknown name or a cold setting with the reason.
     """
-    from ..errors import InvalidArgument
+    from ..errors import InvalidArgument, shown
     from ..settings import check_setting, hot_setting
 
     setting = hot_setting(name)
@@ -165,11 +165,11 @@ def parse_setting(name: str, text: str) -> int | bool | None:
         return check_setting(name, value)
     except InvalidArgument as error:
         # In the words that were given, and not in the setting's unit.
-        raise InvalidArgument(name, given=repr(text)[:80], expected=error.expected) from None
+        raise InvalidArgument(name, given=shown(text), expected=error.expected) from None
 
 
 def _parse_value(setting: "Setting", text: str) -> int | bool:
-    from ..errors import InvalidArgument
+    from ..errors import InvalidArgument, shown
     from .quantities import parse_duration_s, parse_size_bytes
 
     name = setting.name
@@ -177,7 +177,7 @@ def _parse_value(setting: "Setting", text: str) -> int | bool:
     plain = text.strip().lower().replace("_", "").replace(",", "")
     if setting.is_switch:
         if plain not in words:
-            raise InvalidArgument(name, given=repr(text)[:80], expected="on or off")
+            raise InvalidArgument(name, given=shown(text), expected="on or off")
         return words[plain]
     if plain.isascii() and plain.isdecimal():
         return int(plain[:20])
@@ -185,4 +185,4 @@ def _parse_value(setting: "Setting", text: str) -> int | bool:
         return parse_size_bytes(name, text.strip().removesuffix("/s"))
     if setting.unit == "seconds":
         return parse_duration_s(name, text)
-    raise InvalidArgument(name, given=repr(text)[:80], expected=setting.rule)
+    raise InvalidArgument(name, given=shown(text), expected=setting.rule)

@@ -145,6 +145,7 @@ async def _ask(
             asked,
         )
         found = describe_cluster(store.map, reports).with_usage(workers)
+        workers = workers.seen_beside(found.alive, found.silent_targets)
         return found, workers, describe_agents(agents), store.map
 
 

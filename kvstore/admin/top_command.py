@@ -99,11 +99,12 @@ async def _look(store: "StoreClient", asked: _Asked, interval_s: float) -> "Look
         store.node_reports(deadline_s=deadline_s),
         ask_workers(store.map, asked.path, asked.token_file, deadline_s, asked.control),
     )
+    status = describe_cluster(store.map, reports).with_usage(workers)
     return Look(
         at_s=time.monotonic(),
         reports=reports,
-        status=describe_cluster(store.map, reports).with_usage(workers),
-        workers=workers,
+        status=status,
+        workers=workers.seen_beside(status.alive, status.silent_targets),
     )
 
 

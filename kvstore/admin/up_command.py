@@ -13,7 +13,13 @@ import typer
 
 from ..errors import InvalidArgument, StoreError
 from .control_options import JsonOption
-from .engine_plan import EngineWishes, option_words, parse_engine_option, parse_engines
+from .engine_plan import (
+    EngineWishes,
+    add_up_engines,
+    choose_options,
+    option_words,
+    parse_engine_option,
+)
 from .folder_option import parse_folder
 from .local_engines import LocalEngines, check_worker_options
 from .local_folder import LocalFolder
@@ -89,7 +95,7 @@ WindowMemoryOption = Annotated[
     typer.Option(help="The most that each agent's window states take (64MiB).", metavar="SIZE"),
 ]
 EnginesOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         help="Engine workers, such as 1p1d (prefill and decode) or 1b (both); adds an agent if"
         " there is none.",
@@ -147,7 +153,7 @@ def up(
     Writes D/cluster.toml. Sizes are like 512MiB, 4GiB or 1TiB. Fewer than 12 disks or little
     memory: --nodes 6 --code 4+2, or --nodes 1 --code 1+0.
     """
-    engine_wishes = _wish_engines(engines, model, engine_options or ())
+    engine_wishes = _wish_engines(engines or (), model, engine_options or ())
     # Their mistakes, before anything is made.
     has_engines = _check_engines(folder, engine_wishes)
     wishes = LocalWishes(
@@ -193,9 +199,11 @@ def up(
             report(cluster, started, is_json=is_json)
 
 
-def _wish_engines(counts: str | None, model: Path | None, options: Sequence[str]) -> EngineWishes:
+def _wish_engines(
+    counts: Sequence[str], model: Path | None, options: Sequence[str]
+) -> EngineWishes:
     return EngineWishes(
-        counts=None if counts is None else parse_engines(counts),
+        counts=add_up_engines(counts) if counts else None,
         model=None if model is None else os.path.abspath(model),
         options=dict(map(parse_engine_option, options)),
     )
@@ -207,15 +215,16 @@ def _check_engines(folder: Path, wishes: EngineWishes) -> bool:
     engines = LocalEngines(LocalFolder(folder))
     if not wishes.are_any and not engines.wanted:
         return False
+    if wishes.options:
+        # First: options that no engine would take are not compared with those that run.
+        check_worker_options(choose_options(engines.options, wishes))
     try:
-        wanted = engines.plan(wishes)
+        engines.plan(wishes)
     except InvalidArgument as error:
         if wishes.are_any:
             raise
         write_remark(f"the engines are not started: {error}")
         return False
-    if wishes.options:
-        check_worker_options(wanted.options)
     return True
 
 

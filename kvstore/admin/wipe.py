@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,12 +83,13 @@ def plan_wipe(folder: LocalFolder, cluster_map: ClusterMap) -> WipePlan:
     return plan
 
 
-def plan_engine_removal(folder: LocalFolder, name: str) -> WipePlan:
-    """What `down --remove` would remove of an engine. Changes nothing."""
+def plan_engine_removal(folder: LocalFolder, names: Sequence[str]) -> WipePlan:
+    """What `down --remove` would remove of these engines. Changes nothing."""
     plan = WipePlan()
     engines = folder.of(ENGINE)
-    _plan_server(plan, engines, name)
-    _note_kept(plan, {engines.record_path(name)})
+    for name in names:
+        _plan_server(plan, engines, name)
+    _note_kept(plan, {engines.record_path(name) for name in names})
     return plan
 
 

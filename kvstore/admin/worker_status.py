@@ -1,14 +1,11 @@
-"""Whether a `gc_worker` runs beside each node, and what they count together. The sums are pure.
-
-Every worker counts the blocks that it is responsible for, so that the sum over all workers counts
-each block once, as far as their counts are of one time: who is responsible changes when nodes come
-and go, so a sum of counts of different ages may have a block twice, or not at all.
-"""
+"""Whether a `gc_worker` runs beside each node, how full its targets are, and what all workers count
+together (`redundancy_health`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -16,10 +13,14 @@ from typing import Any
 
 from ..cluster.entities import ClusterMap
 from ..errors import InvalidArgument, StoreError
-from .quantities import count_of, format_duration
+from .redundancy_health import (
+    Redundancy,
+    RedundancyHealth,
+    add_up_redundancy,
+    parse_redundancy,
+    read_figure,
+)
 
-FIGURE_MAX = 2**63 - 1
-SHARDS_MAX = 255
 WORD_CHARACTERS_MAX = 64
 
 
@@ -33,21 +34,6 @@ class WorkerState(Enum):
     NO_ANSWER = "no answer"
     NO_ACCESS = "no access"
     """It runs, and does not take our token, or there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redundancy:
-    """Blocks by the number of their shards that are there, as one or more workers counted them."""
-
-    by_shards: Mapping[int, int]
-    backlog: int = 0
-    """Blocks in use that lack shards and wait for repair."""
-    age_s: float | None = None
-    """Since the count was finished."""
-
-    @property
-    def blocks(self) -> int:
-        return sum(self.by_shards.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,59 +58,6 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RedundancyHealth:
-    """All blocks of the cluster by what is left of them."""
-
-    k: int
-    m: int
-    by_shards: Mapping[int, int]
-    """From k + m down to k; blocks with fewer are `unreadable`."""
-    unreadable: int
-    backlog: int
-    nodes_counted: int
-    nodes_total: int
-    age_s: float | None
-
-    def describe(self) -> str:
-        """One line for a person."""
-        whole = self.k + self.m
-        if not self.nodes_counted:
-            return "redundancy: not counted yet"
-        if not self.blocks:
-            # As right after a start: the first count is over before there is anything to count.
-            age = "" if self.age_s is None else f", up to {format_duration(self.age_s)} ago"
-            return f"redundancy: not counted yet (the last counts{age}, found no blocks)"
-        parts = [f"{count_of(self.by_shards[whole], 'block')} with all {count_of(whole, 'shard')}"]
-        fewer = range(whole - 1, self.k - 1, -1)
-        parts += [f"{self.by_shards[shards]:,} with {shards}" for shards in fewer]
-        parts.append(f"{self.unreadable:,} with fewer (unreadable)")
-        line = f"redundancy: {', '.join(parts)}"
-        if self.backlog:
-            line += f"; {self.backlog:,} wait for repair"
-        if self.nodes_counted < self.nodes_total:
-            line += f"; counted by {self.nodes_counted} of {count_of(self.nodes_total, 'node')}"
-        if self.age_s is not None:
-            line += f"; as of up to {format_duration(self.age_s)} ago"
-        return line
-
-    @property
-    def blocks(self) -> int:
-        """All that were counted."""
-        return sum(self.by_shards.values()) + self.unreadable
-
-    def render_json(self) -> dict[str, Any]:
-        """Shards are names here, because JSON has no other."""
-        return {
-            "by_shards": {str(shards): blocks for shards, blocks in self.by_shards.items()},
-            "unreadable": self.unreadable,
-            "repair_backlog": self.backlog,
-            "nodes_counted": self.nodes_counted,
-            "nodes_total": self.nodes_total,
-            "age_s": self.age_s,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersStatus:
     """All workers of a cluster."""
 
@@ -132,6 +65,15 @@ class WorkersStatus:
     redundancy: RedundancyHealth
     remark: str = field(default="")
     """Why less is known than could be, such as a token that is missing."""
+
+    def seen_beside(self, alive: AbstractSet[str], silent: AbstractSet[str]) -> WorkersStatus:
+        """The same, after a look at the nodes: those `alive` answered now, and the targets `silent`
+        did not."""
+        known = self.redundancy
+        counts = {node: one for node, one in _counts_of(self.workers).items() if node in alive}
+        nodes = [one.node for one in self.workers]
+        summed = add_up_redundancy(counts, k=known.k, m=known.m, nodes=nodes, silent=silent)
+        return replace(self, redundancy=summed)
 
     def nodes_in(self, state: WorkerState) -> list[str]:
         """Nodes whose worker is in a state."""
@@ -240,13 +182,17 @@ def _serving_nodes(cluster_map: ClusterMap) -> list[str]:
 def _sum_up(
     cluster_map: ClusterMap, workers: tuple[WorkerStatus, ...], remark: str
 ) -> WorkersStatus:
-    counts = [one.redundancy for one in workers if one.redundancy is not None]
     code = cluster_map.code
+    nodes = [one.node for one in workers]
     return WorkersStatus(
         workers=workers,
-        redundancy=add_up_redundancy(counts, k=code.k, m=code.m, nodes_total=len(workers)),
+        redundancy=add_up_redundancy(_counts_of(workers), k=code.k, m=code.m, nodes=nodes),
         remark=remark,
     )
+
+
+def _counts_of(workers: Sequence[WorkerStatus]) -> dict[str, Redundancy]:
+    return {one.node: one.redundancy for one in workers if one.redundancy is not None}
 
 
 def render_workers(found: WorkersStatus) -> dict[str, Any]:
@@ -259,11 +205,16 @@ def render_workers(found: WorkersStatus) -> dict[str, Any]:
             "blocks_by_shards": None if one.redundancy is None else _as_list(one.redundancy),
             "backlog": None if one.redundancy is None else one.redundancy.backlog,
             "count_age_s": None if one.redundancy is None else one.redundancy.age_s,
+            "silent_targets": _silent_targets_of(one.redundancy),
             "usage": {name: asdict(usage) for name, usage in one.usage.items()},
         }
         for one in found.workers
     ]
     return {"workers": rows, "redundancy": found.redundancy.render_json()}
+
+
+def _silent_targets_of(count: Redundancy | None) -> list[str] | None:
+    return None if count is None or count.silent_targets is None else sorted(count.silent_targets)
 
 
 def _as_list(count: Redundancy) -> list[int]:
@@ -288,7 +239,7 @@ def _parse_worker(node: str, row: Mapping[str, Any] | None) -> WorkerStatus:
     if row is None or state is None:
         return WorkerStatus(node=node, state=WorkerState.NO_ANSWER, problem="nothing is said of it")
     redundancy = parse_redundancy(row)
-    age_s = _number(row.get("count_age_s"))
+    age_s = read_figure(row.get("count_age_s"))
     return WorkerStatus(
         node=node,
         state=state,
@@ -331,73 +282,8 @@ def parse_usage(said: object) -> dict[str, TargetUsage]:
     """How full each target is, of those of which it is understood."""
     found = {}
     for name, usage in said.items() if isinstance(said, dict) else ():
-        fraction = _number(usage.get("fraction")) if isinstance(usage, dict) else None
+        fraction = read_figure(usage.get("fraction")) if isinstance(usage, dict) else None
         if fraction is not None and fraction <= 1:
             decided_by = str(usage.get("decided_by", ""))[:WORD_CHARACTERS_MAX]
             found[str(name)] = TargetUsage(fraction=fraction, decided_by=decided_by)
     return found
-
-
-def parse_redundancy(said: object, *, now_s: object = None) -> Redundancy | None:
-    """What a worker counted last; None if it has not, or if it is not understood.
-
-    `said`: its redundancy report, of which `blocks_by_shards[i]` is the blocks with i shards;
-    `now_s`: the worker's own clock.
-    """
-    counts = said.get("blocks_by_shards") if isinstance(said, dict) else None
-    if not isinstance(said, dict) or not isinstance(counts, list) or len(counts) > SHARDS_MAX:
-        return None
-    if not all(type(blocks) is int and 0 <= blocks <= FIGURE_MAX for blocks in counts):
-        return None
-    return Redundancy(
-        by_shards={shards: blocks for shards, blocks in enumerate(counts) if shards},
-        backlog=_figure(said.get("backlog")),
-        age_s=_age_s(said, now_s),
-    )
-
-
-def _age_s(report: Mapping[str, Any], now_s: object) -> float | None:
-    """Since the count was finished."""
-    started_s, took_s = report.get("started_at_s"), report.get("duration_s", 0.0)
-    times = [one for one in map(_number, (now_s, started_s, took_s)) if one is not None]
-    return max(times[0] - times[1] - times[2], 0.0) if len(times) == 3 else None
-
-
-def _number(value: object) -> float | None:
-    # Not a number and infinity fail the comparison.
-    if (
-        not isinstance(value, int | float)
-        or isinstance(value, bool)
-        or not 0 <= value <= FIGURE_MAX
-    ):
-        return None
-    return float(value)
-
-
-def _figure(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= FIGURE_MAX else 0
-
-
-def add_up_redundancy(
-    counts: Sequence[Redundancy], *, k: int, m: int, nodes_total: int
-) -> RedundancyHealth:
-    """The sum of what workers counted, each its own blocks."""
-    by_shards = dict.fromkeys(range(k + m, k - 1, -1), 0)
-    unreadable = 0
-    for count in counts:
-        for shards, blocks in count.by_shards.items():
-            if shards < k:
-                unreadable += blocks
-            else:
-                by_shards[min(shards, k + m)] += blocks
-    ages = [count.age_s for count in counts if count.age_s is not None]
-    return RedundancyHealth(
-        k=k,
-        m=m,
-        by_shards=by_shards,
-        unreadable=unreadable,
-        backlog=sum(count.backlog for count in counts),
-        nodes_counted=len(counts),
-        nodes_total=nodes_total,
-        age_s=max(ages) if ages else None,
-    )

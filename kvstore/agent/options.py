@@ -13,7 +13,7 @@ from ..arena.region import ARENA_BYTES_MAX, ARENA_BYTES_MIN
 from ..arena.run_layout import RUN_ALIGN_BYTES
 from ..cluster.address import host_of
 from ..cluster.validation import NAME_PATTERN, NAME_RULE
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..socket_file import check_socket_path
 
 FETCH_WORKERS_MAX = 64
@@ -105,7 +105,7 @@ class AgentOptions:
                 expected="check among them: an entrypoint holds a part of the window directory",
             )
         if self.name is not None and not NAME_PATTERN.fullmatch(self.name):
-            raise InvalidArgument("--name", given=repr(self.name)[:80], expected=NAME_RULE)
+            raise InvalidArgument("--name", given=shown(self.name), expected=NAME_RULE)
         if self.listen is not None:
             if self.entrypoint is not None:
                 raise InvalidArgument(
@@ -129,10 +129,10 @@ def check_listen_address(address: str) -> None:
     try:
         found = ip_address(host)
     except ValueError:
-        raise InvalidArgument("--listen", given=repr(address)[:80], expected=expected) from None
+        raise InvalidArgument("--listen", given=shown(address), expected=expected) from None
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
     if not is_port or found.is_unspecified or found.is_multicast:
-        raise InvalidArgument("--listen", given=repr(address)[:80], expected=expected)
+        raise InvalidArgument("--listen", given=shown(address), expected=expected)
 
 
 def fit_name(host: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..agent_messages import KEYS_PER_MESSAGE_MAX, OFFER_TTL_S_MAX, TICKET_BYTES
 from ..arena.run_layout import RUN_BLOCKS_MAX, RunCode
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..key import NAMESPACE_ID_BYTES, Namespace, TokenIds
 from ..layout import BlockLayout, whole_number
 from .agent_results import RunOffer
@@ -59,7 +59,7 @@ def check_client_name(name: str) -> str:
     if not isinstance(name, str) or len(name) > CLIENT_NAME_MAX:
         raise InvalidArgument(
             "name",
-            given=repr(name)[:80],
+            given=shown(name),
             expected=f"a text of at most {CLIENT_NAME_MAX} characters",
         )
     return name
@@ -99,11 +99,11 @@ def check_offer(offer: RunOffer) -> None:
     ):
         if type(data) is not bytes or len(data) != length:
             raise InvalidArgument(
-                f"{name} of the offer", given=repr(data)[:80], expected=f"{length} bytes"
+                f"{name} of the offer", given=shown(data), expected=f"{length} bytes"
             )
     if type(offer.host) is not str or len(offer.host) > HOST_CHARS_MAX:
         raise InvalidArgument(
-            "host of the offer", given=repr(offer.host)[:80], expected="an address, or nothing"
+            "host of the offer", given=shown(offer.host), expected="an address, or nothing"
         )
     check_run_blocks(offer.blocks)
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from ..errors import shown
 from ..layout import SHARDS_MAX
 from .address import (
     ADDRESS_RULE,
@@ -42,7 +43,7 @@ def check_cluster_map(document: dict[str, object]) -> tuple[ClusterMap | None, l
     given = document.get("format")
     if type(given) is not int or given != MAP_FORMAT:
         # The rules below are those of this format; they say nothing about another one.
-        return None, [f"format: given {_shown(given)}, expected {MAP_FORMAT}"]
+        return None, [f"format: given {shown(given)}, expected {MAP_FORMAT}"]
     problems: list[str] = []
     top = _Table(document, "", problems)
     top.refuse_unknown(TOP_KEYS)
@@ -99,14 +100,14 @@ class _Table:
         value = self.values.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return value
-        self.note(f"{key}: given {_shown(value)}, expected a whole number from {low} to {high}")
+        self.note(f"{key}: given {shown(value)}, expected a whole number from {low} to {high}")
         return None
 
     def text(self, key: str, rule: str, accepts: Callable[[str], object]) -> str | None:
         value = self.values.get(key)
         if isinstance(value, str) and accepts(value):
             return value
-        self.note(f"{key}: given {_shown(value)}, expected {rule}")
+        self.note(f"{key}: given {shown(value)}, expected {rule}")
         return None
 
     def name(self, key: str = "name") -> str | None:
@@ -116,13 +117,13 @@ class _Table:
         """The [[key]] tables, at least one; the place in each message is its name or its index."""
         rows = self.values.get(key)
         if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-            self.note(f"{key}: given {_shown(rows)}, expected one or more [[{key}]] tables")
+            self.note(f"{key}: given {shown(rows)}, expected one or more [[{key}]] tables")
             return []
         if len(rows) > count_max:
             self.note(f"{key}: given {len(rows)} tables, expected at most {count_max}")
             return []
         return [
-            _Table(row, f"{key}[{index}] ({_shown(row.get('name'))}): ", self.problems)
+            _Table(row, f"{key}[{index}] ({shown(row.get('name'))}): ", self.problems)
             for index, row in enumerate(rows)
         ]
 
@@ -130,7 +131,7 @@ class _Table:
 def _check_code(top: _Table) -> CodeShape | None:
     values = top.values.get("code")
     if not isinstance(values, dict):
-        top.note(f"code: given {_shown(values)}, expected a [code] table")
+        top.note(f"code: given {shown(values)}, expected a [code] table")
         return None
     table = _Table(values, "code: ", top.problems)
     table.refuse_unknown(("k", "m", "write_acks"))
@@ -175,11 +176,11 @@ def _check_group(table: _Table) -> Group | None:
     name = table.name()
     targets = table.values.get("targets")
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
-        table.note(f"targets: given {_shown(targets)}, expected a list of target names")
+        table.note(f"targets: given {shown(targets)}, expected a list of target names")
         return None
     weight = table.values.get("weight")
     if weight is not None and not _is_weight(weight):
-        table.note(f"weight: given {_shown(weight)}, expected a number above 0, at most 2^60")
+        table.note(f"weight: given {shown(weight)}, expected a number above 0, at most 2^60")
         return None
     if name is None:
         return None
@@ -285,11 +286,3 @@ def _is_weight(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return WEIGHT_MIN <= value <= WEIGHT_MAX
-
-
-def _shown(value: object) -> str:
-    """A value for a message: short, and "nothing" for a missing key."""
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

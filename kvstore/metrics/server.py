@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from socketserver import ThreadingMixIn
 from typing import Any, Self, TypeAlias
 
-from ..errors import InvalidArgument, StoreError
+from ..errors import InvalidArgument, StoreError, shown
 from .exposition import CONTENT_TYPE, render_readings
 from .readings import cut_label
 from .status_table import StatusMetric, read_all
@@ -80,7 +80,7 @@ class MetricsServer:
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not (port.isascii() and port.isdecimal() and int(port) <= PORT_MAX):
-            raise InvalidArgument(option, given=repr(address)[:80], expected='"host:port"')
+            raise InvalidArgument(option, given=shown(address), expected='"host:port"')
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from ..errors import shorten
 from .node import SyncPolicy
 
 MEMORY_BYTES_MIN = 1 << 20
@@ -24,6 +26,23 @@ EXIT_CODES = """exit codes:
   3  the cluster map is missing or has mistakes
   5  a target cannot be served: locked, damaged, or somebody else's
 """
+
+
+class DaemonParser(argparse.ArgumentParser):
+    """Reads the command line of a daemon: options are spelt out, and long words shown in short."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2 and a line for a person."""
+        super().error(shorten(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +67,10 @@ class NodeArguments:
 
 def parse_arguments(words: Sequence[str]) -> NodeArguments:
     """The arguments in `words`; ends the process with status 2 if they are wrong."""
-    parser = argparse.ArgumentParser(
-        prog="kvstored",
-        description="Keeps shards of KV blocks on the targets of one storage node and serves them.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = DaemonParser(
+        "kvstored",
+        "Keeps shards of KV blocks on the targets of one storage node and serves them.",
+        EXIT_CODES,
     )
     add = parser.add_argument
     add("--cluster", type=Path, required=True, metavar="FILE", help="the cluster map")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import wire
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..layout import BLOCK_BYTES_MAX, BLOCK_BYTES_MIN
 
 HOST_BYTES_MAX = wire.HOST.itemsize
@@ -87,7 +87,7 @@ def is_host(address: str) -> bool:
 def check_host(address: str) -> str:
     """The address; InvalidArgument unless `is_host`."""
     if not is_host(address):
-        raise InvalidArgument("address of an agent", given=repr(address)[:80], expected=HOST_RULE)
+        raise InvalidArgument("address of an agent", given=shown(address), expected=HOST_RULE)
     return address
 
 

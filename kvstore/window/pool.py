@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from xxhash import xxh3_64_intdigest
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, shown
 from ..key import KEY_BYTES, NAMESPACE_ID_BYTES
 from ..layout import BlockLayout
 from .record import WindowRecord, layout_prefix_of
@@ -242,7 +242,7 @@ def _checked_bytes(
         ("namespace id", namespace_id, NAMESPACE_ID_BYTES),
     ):
         if not isinstance(value, bytes) or len(value) != length:
-            raise InvalidArgument(name, given=repr(value)[:80], expected=f"{length} bytes")
+            raise InvalidArgument(name, given=shown(value), expected=f"{length} bytes")
     source = memoryview(data)
     if not source.c_contiguous or source.nbytes != layout.block_bytes:
         raise InvalidArgument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvstore.client import BlockLayout, Namespace, Section, StoreClient, batch_save, saving
+from kvstore.client import (
+    BlockLayout,
+    Namespace,
+    SaveResult,
+    Section,
+    StoreClient,
+    batch_save,
+    saving,
+)
 from kvstore.layout import BLOCK_TOKENS
 from tests.patience import PATIENCE_S
 
@@ -51,6 +60,16 @@ class RandomBlocks:
         """Zeroed memory for all blocks."""
         area = np.zeros_like(self.area)
         return Target(area, _cut(area, self.block_bytes))
+
+
+async def save_in_full(save: Callable[[], Awaitable[SaveResult]]) -> tuple[int, int]:
+    """How many blocks are stored, and how many were known, after as many saves as it takes: a node
+    that is slow to say what it has leaves blocks in doubt, which count as failed."""
+    stored = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while (saved := await save()).failed:
+            stored += saved.stored
+    return stored + saved.stored, saved.known - stored
 
 
 def store_whole(cluster_path: str | Path, blocks: RandomBlocks) -> None:

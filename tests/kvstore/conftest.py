@@ -5,6 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
+from kvstore.client import saving
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture
+def patient_inquiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves by this process wait for nodes that are slow to say which blocks they have."""
+    monkeypatch.setattr(saving, "INQUIRY_DEADLINE_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

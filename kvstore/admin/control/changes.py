@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ...cluster.entities import ClusterMap
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, shown
 from ...retention import RetentionPolicy
 
 Changer = Callable[[RetentionPolicy], RetentionPolicy]
@@ -108,9 +108,7 @@ def check_node_is_known(cluster_map: ClusterMap, node: str) -> None:
     if node not in cluster_map.node_by_name:
         known = ", ".join(one.name for one in cluster_map.nodes[:16])
         more = ", ..." if len(cluster_map.nodes) > 16 else ""
-        raise InvalidArgument(
-            "node", given=repr(node)[:80], expected=f"one of the map: {known}{more}"
-        )
+        raise InvalidArgument("node", given=shown(node), expected=f"one of the map: {known}{more}")
 
 
 def check_drain(cluster_map: ClusterMap, draining: frozenset[str], node: str) -> None:

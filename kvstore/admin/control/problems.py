@@ -17,12 +17,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from ...errors import DeadlineExceeded, InvalidArgument, NodeError, StoreError
+from ...errors import DeadlineExceeded, InvalidArgument, NodeError, StoreError, shorten
 
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-GIVEN_CHARACTERS_MAX = 200
 
 
 class Conflict(StoreError):
@@ -38,7 +37,7 @@ def problem(status: int, error: str, *, given: object = None, expected: object =
     """The answer for one fault."""
     values = {
         "error": error,
-        "given": None if given is None else str(given)[:GIVEN_CHARACTERS_MAX],
+        "given": None if given is None else shorten(given),
         "expected": None if expected is None else str(expected),
     }
     return Response(json.dumps(values).encode(), status_code=status, media_type=MEDIA_TYPE)

@@ -16,7 +16,7 @@ from ... import wire
 from ...client import NodeReport
 from ...client.statistics import read_statistics
 from ...cluster.entities import Node
-from ...errors import InvalidArgument, NodeError
+from ...errors import InvalidArgument, NodeError, shown
 from ...key import KEY_BYTES
 from ...metrics.exposition import CONTENT_TYPE
 from ...retention import RetentionPolicy
@@ -136,9 +136,7 @@ class StateRoutes:
     async def inspect(self, key: str) -> Values:
         """`key`: 64 hex digits."""
         if not _KEY.fullmatch(key):
-            raise InvalidArgument(
-                "key", given=repr(key)[:80], expected=f"{2 * KEY_BYTES} hex digits"
-            )
+            raise InvalidArgument("key", given=shown(key), expected=f"{2 * KEY_BYTES} hex digits")
         return await self._handle.inspect(bytes.fromhex(key), deadline_s=INSPECT_DEADLINE_S)
 
     async def verify(self, body: VerifyBody) -> Values:

@@ -3,9 +3,12 @@
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 
+import gc_worker.arguments
+import kvstore.node.arguments
 from kvstore import errors
 from kvstore.admin.exit_codes import MEANINGS, ExitCode
 from tests.kvstore.admin.command_line import ROOT, cachalot, cachalot_here
@@ -56,6 +59,57 @@ def test_version_is_one_line() -> None:
 @pytest.mark.parametrize("word", ["upp", "bring"])
 def test_unknown_command_is_refused(word: str) -> None:
     assert f"No such command '{word}'" in cachalot_here(word, code=2).stderr
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((LONG,), "No such command 'xxx"),
+        (("up", f"--{LONG}"), "No such option: --xxx"),
+        (("up", "--dir", "D", LONG), "Got unexpected extra argument"),
+        (("up", "--dir", "D", "--nodes", LONG), "is not a valid int"),
+        (("up", "--dir", "D", "--sync", LONG), "'never', 'interval', 'batch'."),
+        (("up", "--dir", LONG), "name too long"),
+        (("up", "--dir", "D", "--model", LONG, "--engines", "1b"), "expected a GGUF file"),
+        (("up", "--dir", "D", "--engine-option", f"threads={LONG}"), "expected at most 4096"),
+        (("up", "--dir", "D", "--engine-option", f"threads={LONG[:4096]}"), "is not a valid int"),
+        (("up", "--dir", "D", "--target-size", LONG), "expected a size such as 4GiB"),
+        (("status", "--cluster", LONG), "name too long"),
+        (("status", "--socket", LONG), "expected"),
+        (("inspect", LONG, "--cluster", "D"), "expected 64 hex digits"),
+        (("agent", "--cluster", "D", "--socket", "s", "--roles", LONG), "expected some of check"),
+        (("agent", "--cluster", "D", "--socket", "s", "--name", LONG), "expected 1 to 32 of"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_value_of_any_length_is_shown_in_short(words: tuple[str, ...], said: str) -> None:
+    result = cachalot(*words, code=None)
+    assert result.returncode != 0
+    assert said in result.stderr
+    assert len(result.stderr) < 1000
+
+
+@pytest.mark.parametrize(
+    ("program", "parse"),
+    [
+        ("kvstored", kvstore.node.arguments.parse_arguments),
+        ("gc_worker", gc_worker.arguments.parse_arguments),
+    ],
+)
+def test_word_of_any_length_is_shown_in_short_by_a_daemon(
+    program: str,
+    parse: Callable[[Sequence[str]], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--cluster", "c", "--node", "n01", f"--{LONG}"])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"{program}: error: unrecognized arguments: --xxx")
+    assert len(last) < 500
 
 
 def test_help_loads_nothing_heavy() -> None:

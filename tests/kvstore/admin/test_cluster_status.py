@@ -246,6 +246,7 @@ def test_lost_target_counts_as_one_on_a_node_that_is_down() -> None:
         "6 of 6 nodes alive, 1 target lost, code 4+2: 1 more may fail before blocks are unreadable"
     )
     assert status.lost_targets == ["n03-t0"]
+    assert status.silent_targets == {"n03-t0"}
     assert render_row(status.nodes[2], "running")[1:5:3] == ["lost", "0"]
 
 
@@ -253,6 +254,14 @@ def test_fill_is_unknown_where_nothing_says_it() -> None:
     status = describe_node(alive_report("n01", targets=[{"name": "n01-t0", "slots_used": 3}]))
     assert status.fill_ratio is None
     assert render_row(status, "running")[7] == "-"
+
+
+def test_targets_are_silent_that_are_lost_or_on_a_node_that_is_down() -> None:
+    lost = [{"name": "n02-t0", "is_lost": True}]
+    reports = [dead_report("n01"), alive_report("n02", targets=lost), alive_report("n03")]
+    status = describe_cluster(make_map(3, 2, 1), reports)
+    assert status.alive == {"n02", "n03"}
+    assert status.silent_targets == {"n01-t0", "n02-t0"}
 
 
 def test_policy_line_names_the_nodes_that_are_behind() -> None:

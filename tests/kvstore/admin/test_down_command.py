@@ -191,6 +191,28 @@ def test_one_node_is_stopped_and_started_again_while_the_other_runs(running: Pat
     assert [node["is_started"] for node in again] == [False, True]
 
 
+def test_several_nodes_are_stopped_at_once_and_none_of_them_if_one_is_none(running: Path) -> None:
+    pids = find_running(running)
+    words = ("down", "--dir", running, "--node", "n01", "--node", "n02")
+    line = one_line(cachalot_here(*words, "--node", "n07", code=2))
+    assert line.endswith("given 'n07', expected one of the map: n01, n02")
+    tried = cachalot_json(*words, "--dry-run")["nodes"]
+    assert [(one["node"], one["outcome"]) for one in tried] == [
+        ("n01", "would be stopped"),
+        ("n02", "would be stopped"),
+    ]
+    assert find_running(running) == pids
+    done = cachalot(*words)
+    assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
+        *("n01: stopped", "n02: stopped"),
+    ]
+    assert done.stderr == f"cachalot: `cachalot up --dir {running}` starts n01, n02 again\n"
+    assert find_running(running) == []
+    again = cachalot_json(*words)
+    assert [one["outcome"] for one in again["nodes"]] == ["not running"] * 2
+    assert again["workers"] == []
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [

@@ -14,13 +14,14 @@ from kvstore.admin.engine_plan import (
     GRACE_S,
     OPTION_CHARACTERS_MAX,
     EngineWishes,
+    add_up_engines,
     choose_engines,
     choose_stop_s,
     name_engines,
     option_words,
     parse_engine_option,
     parse_engines,
-    remove_engine,
+    remove_engines,
 )
 from kvstore.admin.local_engines import check_engines, check_worker_options, engine_command
 from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
@@ -63,26 +64,46 @@ def test_engines_can_be_added_and_none_taken_away() -> None:
         choose_engines(known, EngineWishes(counts=LocalEngineOptions(decode=1)), running=[])
 
 
+def test_several_texts_name_engines_together() -> None:
+    assert names_of(add_up_engines(["1p1d", "1b"])) == ["p01", "d01", "b01"]
+    assert names_of(add_up_engines(["1b", "1p1d", "1b"])) == ["p01", "d01", "b01", "b02"]
+    with pytest.raises(InvalidArgument, match="given 20b and 20b, expected at most 32 workers"):
+        add_up_engines(["20b", "20b"])
+
+
 def test_engine_is_removed_from_the_end_of_its_role() -> None:
     known = LocalEngineOptions(model="m", prefill=1, decode=2, both=1)
-    left = remove_engine(known, "d02")
+    left = remove_engines(known, ["d02"])
     assert left == LocalEngineOptions(model="m", prefill=1, decode=1, both=1)
     with pytest.raises(InvalidArgument, match=r"--remove: given d01, expected d02, the last of"):
-        remove_engine(known, "d01")
-    assert remove_engine(LocalEngineOptions(model="m", both=1), "b01") == LocalEngineOptions()
+        remove_engines(known, ["d01"])
+    only = LocalEngineOptions(model="m", both=1)
+    assert remove_engines(only, ["b01"]) == LocalEngineOptions()
+
+
+def test_several_engines_are_removed_in_any_order() -> None:
+    known = LocalEngineOptions(model="m", prefill=2, decode=3, both=1)
+    for names in (["d02", "d03", "p02"], ["p02", "d03", "d02", "d02"]):
+        assert names_of(remove_engines(known, names)) == ["p01", "d01", "b01"]
+    with pytest.raises(InvalidArgument, match=r"--remove: given d01, expected d02, the last of"):
+        remove_engines(known, ["d01", "d03"])
+    everything = names_of(known)
+    assert remove_engines(known, everything) == LocalEngineOptions()
 
 
 def test_engine_that_is_none_is_not_removed() -> None:
     known = LocalEngineOptions(model="m", prefill=1, decode=1)
-    with pytest.raises(InvalidArgument, match=r"--engine: given 'd02', expected .*: p01, d01$"):
-        remove_engine(known, "d02")
+    for names in (["d02"], ["d01", "d02"]):
+        with pytest.raises(InvalidArgument, match=r"--engine: given 'd02', .*: p01, d01$"):
+            remove_engines(known, names)
 
 
 def test_decode_worker_is_not_removed_while_others_need_it() -> None:
     known = LocalEngineOptions(model="m", prefill=1, decode=1)
     with pytest.raises(InvalidArgument, match=r"d01, the only decode worker, expected p01 before"):
-        remove_engine(known, "d01")
-    assert names_of(remove_engine(known, "p01")) == ["d01"]
+        remove_engines(known, ["d01"])
+    assert names_of(remove_engines(known, ["p01"])) == ["d01"]
+    assert remove_engines(known, ["d01", "p01"]) == LocalEngineOptions()
 
 
 def test_model_changes_only_while_no_engine_runs() -> None:

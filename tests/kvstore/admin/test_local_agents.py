@@ -402,6 +402,10 @@ def one_line_of(result: Result) -> str:
     ("words", "said"),
     [
         (("--agent", "a09"), "--agent: given 'a09', expected one of the map: a01"),
+        (
+            ("--agent", "a09", "--agent", "a01"),
+            "--agent: given 'a09', expected one of the map: a01",
+        ),
         (("--agent", "a01", "--node", "n01"), "--agent: given --node too, expected one of them"),
         (("--agent", "a01", "--wipe"), "--wipe: given --agent too, expected one of them"),
     ],
@@ -435,6 +439,10 @@ def test_second_agent_on_a_socket_is_refused_in_one_line(cluster: LocalCluster) 
             ("--roles", "check,fly"),
             "--roles: given 'fly', expected some of check,fetch,store,window",
         ),
+        (
+            ("--roles", "fly", "--roles", "check"),
+            "--roles: given 'fly', expected some of check,fetch,store,window",
+        ),
         (("--arena", "4GB"), "--arena: given '4GB', expected a size such as 4GiB"),
         (("--arena", "1KiB"), "--arena: given 1 KiB, expected 1 MiB to 16 TiB"),
         (("--fetch-workers", "0"), "--fetch-workers: given 0, expected 1 to"),
@@ -448,7 +456,7 @@ def test_second_agent_on_a_socket_is_refused_in_one_line(cluster: LocalCluster) 
     ],
 )
 def test_wrong_option_of_an_agent_is_named(
-    tmp_path: Path, words: tuple[str, str], said: str
+    tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     write_cluster_map(add_entrypoints(planned_map(12), [7001]), tmp_path / "cluster.toml")
     socket_words = () if words[0] == "--socket" else ("--socket", str(tmp_path / "s"))

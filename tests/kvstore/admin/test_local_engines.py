@@ -9,14 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.client import EngineClient, find_places
-from kvstore.admin.engine_status import EnginesStatus, EngineStatus
 from kvstore.admin.exit_codes import ExitCode
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.local_engines import LocalEngines
@@ -45,62 +45,6 @@ def folder() -> Iterator[Path]:
     yield place / "c"
     end_all(place)
     shutil.rmtree(place)
-
-
-# --- status
-
-
-def status_of(
-    engine: str,
-    role: str,
-    *,
-    pid: int | None = 1,
-    problem: str = "",
-    namespace: str | None = None,
-) -> EngineStatus:
-    return EngineStatus(
-        engine=engine, role=role, pid=pid, socket="s", problem=problem, namespace=namespace
-    )
-
-
-def test_engine_that_is_down_or_silent_is_not_alive() -> None:
-    alive = status_of("p01", "prefill")
-    down, silent = status_of("d01", "decode", pid=None), status_of("d02", "decode", problem="no")
-    whole, torn = EnginesStatus((alive,)), EnginesStatus((alive, down, silent))
-    assert (whole.are_all_alive, whole.describe()) == (True, "1 of 1 engine alive")
-    assert (torn.are_all_alive, torn.describe()) == (False, "1 of 3 engines alive")
-    assert EnginesStatus().are_all_alive
-
-
-@pytest.mark.parametrize(
-    ("engines", "said"),
-    [
-        ([("p01", "prefill", 1), ("d01", "decode", None)], "engines: no decode worker answers: "),
-        ([("p01", "prefill", None), ("d01", "decode", 1)], "engines: no prefill worker answers; "),
-        ([("p01", "prefill", 1), ("d01", "decode", 1), ("d02", "decode", None)], ""),
-        ([("p01", "prefill", 1), ("b01", "both", 1)], ""),
-        ([("p01", "prefill", None), ("d01", "decode", None)], ""),
-    ],
-)
-def test_role_that_nobody_plays_is_named(
-    engines: list[tuple[str, str, int | None]], said: str
-) -> None:
-    status = EnginesStatus(tuple(status_of(name, role, pid=pid) for name, role, pid in engines))
-    found = [line for line in status.problems() if line.startswith("engines: ")]
-    assert [line[: len(said)] for line in found] == ([said] if said else [])
-
-
-def test_engines_of_different_models_are_named() -> None:
-    one, two = (
-        status_of(name, role, namespace=space)
-        for name, role, space in (("p01", "prefill", "aa"), ("d01", "decode", "bb"))
-    )
-    (line,) = EnginesStatus((one, two, status_of("d02", "decode"))).problems()
-    assert line.endswith("as their models differ (namespaces: p01 aa; d01 bb)")
-    assert EnginesStatus((one, status_of("d01", "decode", namespace="aa"))).problems() == []
-
-
-# --- processes
 
 
 async def first_tokens(folder: Path, prompt_ids: Sequence[int] = (5, 6, 7)) -> list[int]:
@@ -144,6 +88,8 @@ def test_up_starts_engines_and_an_agent_and_down_ends_them(folder: Path) -> None
     )
     assert seen["free_blocks"] <= seen["pool_blocks"] == 40
     assert (seen["model"], len(seen["namespace"])) == ("v41-mini", 32)
+    assert (seen["transfer_errors"], seen["blocks_move"]["mover"]) == (0, "memcpy")
+    assert seen["document"]["engine"]["counts"]["requests"] == 1
     LocalEngines(LocalFolder(folder)).kill("b01", signal.SIGSTOP)
     (silent,) = engines_in_status(folder, "--wait-s", "0.5", code=ExitCode.NODES_DOWN)
     assert (silent["state"], silent["pid"]) == ("silent", engine["pid"])
@@ -256,8 +202,8 @@ def test_removed_engine_is_off_the_list_with_all_its_files(folder: Path) -> None
     done = cachalot_json(*words)
     for said in (tried, done):
         assert said["removed_paths"] == [str(lock), str(ours)]
-        assert (said["engine"], said["other_engines"]) == ("d02", ["p01", "d01"])
-        assert not {"removed_engine", "engines_left"} & set(said)
+        assert said["engines"] == [{"engine": "d02", "pid": None, "outcome": "not running"}]
+        assert said["other_engines"] == ["p01", "d01"]
     assert (tried["is_dry_run"], done["is_dry_run"]) == (True, False)
     assert [one.name for one in LocalEngines(place).wanted] == ["p01", "d01"]
     assert sorted(path.name for path in folder.rglob("*")) == [
@@ -284,23 +230,98 @@ while True:
 """
 
 
-def test_engine_that_drains_is_not_killed_by_the_deadline_of_others(folder: Path) -> None:
-    place = LocalFolder(folder)
+@contextmanager
+def stand_ins(place: LocalFolder, *names: str) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
+    """Run processes that are taken for these engines of a folder, and drain for a second."""
     engines = place.of(ENGINE)
-    engines.node_path("b01").mkdir(parents=True)
-    place.write_engine_options(LocalEngineOptions(model="m", both=1))
-    path = str(engines.socket_path("b01"))
-    command = [sys.executable, "-c", SLOW_DRAIN, "-m", ENGINE.module, "--name", "b01"]
-    with subprocess.Popen([*command, "--listen", path], stdout=subprocess.PIPE) as process:
-        try:
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name in names:
+            engines.node_path(name).mkdir(parents=True)
+            path = str(engines.socket_path(name))
+            command = [sys.executable, "-c", SLOW_DRAIN, "-m", ENGINE.module, "--name", name]
+            process = subprocess.Popen([*command, "--listen", path], stdout=subprocess.PIPE)
+            running[name] = process
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            engines.write_record(NodeRecord(node="b01", address=path, pid=process.pid))
-            said = cachalot_json("down", "--dir", folder, "--engine", "b01", "--wait-s", "0.1")
-        finally:
+            engines.write_record(NodeRecord(node=name, address=path, pid=process.pid))
+        yield running
+    finally:
+        for process in running.values():
             process.kill()
-    assert said["engines"] == [{"engine": "b01", "pid": process.pid, "outcome": "stopped"}]
-    assert process.returncode == 0
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def test_engine_that_drains_is_not_killed_by_the_deadline_of_others(folder: Path) -> None:
+    place = LocalFolder(folder)
+    with stand_ins(place, "b01") as running:
+        place.write_engine_options(LocalEngineOptions(model="m", both=1))
+        said = cachalot_json("down", "--dir", folder, "--engine", "b01", "--wait-s", "0.1")
+        pid = running["b01"].pid
+        assert said["engines"] == [{"engine": "b01", "pid": pid, "outcome": "stopped"}]
+    assert running["b01"].returncode == 0
+
+
+def test_several_engines_are_stopped_at_once_and_none_of_them_if_one_is_none(folder: Path) -> None:
+    place = LocalFolder(folder)
+    words = ("down", "--dir", folder, "--engine", "d01", "--engine", "d03", "--engine", "d01")
+    with stand_ins(place, "d01", "d02", "d03") as running:
+        place.write_engine_options(LocalEngineOptions(model="m", decode=4))
+        line = one_line(cachalot_here(*words, "--engine", "d05", code=2))
+        assert line == (
+            "cachalot: --engine: given 'd05', expected one of the cluster: d01, d02, d03, d04"
+        )
+        tried = cachalot_json(*words, "--dry-run")["engines"]
+        assert [(one["engine"], one["outcome"]) for one in tried] == [
+            ("d01", "would be stopped"),
+            ("d03", "would be stopped"),
+        ]
+        assert all(is_running(process.pid) for process in running.values())
+        done = cachalot_json(*words)["engines"]
+        assert [(one["engine"], one["outcome"]) for one in done] == [
+            ("d01", "stopped"),
+            ("d03", "stopped"),
+        ]
+        assert [is_running(process.pid) for process in running.values()] == [False, True, False]
+        rest = cachalot("down", "--dir", folder, "--engine", "d02", "--engine", "d04")
+        pid = running["d02"].pid
+    assert rest.stdout == f"d02: stopped (process {pid})\nd04: not running\n"
+    assert rest.stderr == f"cachalot: `cachalot up --dir {folder}` starts d02, d04 again\n"
+
+
+def test_several_engines_are_removed_at_once(folder: Path) -> None:
+    place = LocalFolder(folder)
+    logs = [str(place.of(ENGINE).log_path(name)) for name in ("d02", "d03")]
+    words = ("down", "--dir", folder, "--engine", "d02", "--engine", "d03", "--remove")
+    with stand_ins(place, "d01", "d02", "d03") as running:
+        for log in logs:
+            Path(log).write_text("1\n")
+        place.write_engine_options(LocalEngineOptions(model="m", decode=3))
+        line = one_line(cachalot_here(*words, "--engine", "d04", code=2))
+        assert line.endswith("given 'd04', expected one of the cluster: d01, d02, d03")
+        tried = cachalot_json(*words, "--dry-run")
+        assert [one.name for one in LocalEngines(place).wanted] == ["d01", "d02", "d03"]
+        assert all(is_running(process.pid) for process in running.values())
+        done = cachalot_json(*words)
+        assert [is_running(process.pid) for process in running.values()] == [True, False, False]
+    for said, outcome in ((tried, "would be stopped"), (done, "stopped")):
+        found = [(one["engine"], one["outcome"]) for one in said["engines"]]
+        assert found == [("d02", outcome), ("d03", outcome)]
+        assert (said["removed_paths"], said["other_engines"]) == (logs, ["d01"])
+    assert [one.name for one in LocalEngines(place).wanted] == ["d01"]
+
+
+def test_wrong_option_is_told_as_such_also_while_an_engine_runs(folder: Path) -> None:
+    place = LocalFolder(folder)
+    words = ("up", "--dir", folder, "--engine-option")
+    with stand_ins(place, "b01"):
+        place.write_engine_options(LocalEngineOptions(model=str(MODEL), both=1))
+        wrong = one_line(cachalot_here(*words, "pool-blocks=0", code=2))
+        other = one_line(cachalot_here(*words, "pool-blocks=8", code=2))
+    assert "which says: Invalid value for '--pool-blocks': " in wrong
+    assert "given --pool-blocks=8, while b01 runs none, expected the same" in other
 
 
 def test_removal_of_no_engine_is_refused(folder: Path) -> None:

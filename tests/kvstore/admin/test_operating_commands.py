@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import BlockLayout, Namespace, Section, StoreClient
+from kvstore.client import BlockLayout, Namespace, Section, StoreClient, saving
 from tests.kvstore.admin.command_line import (
     COMMAND,
     ROOT,
@@ -39,11 +39,12 @@ def namespace_of(tenant: str) -> Namespace:
 
 
 def save_blocks(path: Path, tenant: str, ttl_class: str, blocks: int = BLOCKS) -> list[bytes]:
-    """Store a chain of blocks; their keys."""
+    """Store a chain of blocks, however slowly nodes say which of them they have; their keys."""
     namespace = namespace_of(tenant)
     keys = namespace.block_keys(np.arange(blocks * 128, dtype=np.int32))
     data = [bytes([index % 251]) * BLOCK_BYTES for index in range(blocks)]
-    with StoreClient.open(path) as store:
+    with StoreClient.open(path) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "INQUIRY_DEADLINE_S", PATIENCE_S)
         result = store.save(namespace, keys, data, ttl_class=ttl_class)
         assert result.stored + result.known == blocks
     return keys

@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from kvstore.admin.control_client import ControlRefused, ControlUnreachable
 from kvstore.admin.local_plan import LocalShape, plan_local_map
 from kvstore.admin.quantities import make_code
+from kvstore.admin.redundancy_health import Redundancy, add_up_redundancy, parse_redundancy
 from kvstore.admin.worker_status import (
-    Redundancy,
     TargetUsage,
     WorkerState,
-    add_up_redundancy,
     ask_workers,
     describe_workers,
-    parse_redundancy,
     parse_usage,
     parse_workers,
     render_workers,
@@ -84,8 +82,53 @@ def test_counts_of_all_workers_are_added_up() -> None:
     assert (found.nodes_counted, found.nodes_total, found.age_s) == (2, 6, 120.0)
     assert found.describe() == (
         "redundancy: 100 blocks with all 6 shards, 3 with 5, 2 with 4, 6 with fewer (unreadable);"
-        " 3 wait for repair; counted by 2 of 6 nodes; as of up to 2 min ago"
+        " 3 wait for repair; counted by 2 of 6 nodes, not by n03, n04, n05, n06;"
+        " as of up to 2 min ago"
     )
+
+
+ALL_NODES = frozenset(f"n0{number}" for number in range(1, 7))
+
+
+def test_count_of_a_node_that_is_down_is_left_out_as_others_count_its_blocks() -> None:
+    answers = {
+        # The worker of a node that was killed goes on to tell what it counted last.
+        "n01": answer([0, 0, 0, 0, 0, 0, 9], silent_targets=[]),
+        "n02": answer([0, 0, 0, 0, 0, 9, 0], silent_targets=["n01-t0"]),
+    }
+    found = describe_workers(make_map(), answers)
+    assert found.redundancy.blocks == 18
+    seen = found.seen_beside(ALL_NODES - {"n01"}, frozenset({"n01-t0"})).redundancy
+    assert (seen.by_shards, seen.unreadable) == ({6: 0, 5: 9, 4: 0}, 0)
+    assert seen.describe().startswith("redundancy: 0 blocks with all 6 shards, 9 with 5, ")
+    assert "; counted by 1 of 6 nodes, not by n01, n03, n04, n05, n06; " in seen.describe()
+    assert seen.describe().endswith(" ago"), "all of it is of the nodes as they are"
+    assert seen.render_json()["nodes_uncounted"] == ["n01", "n03", "n04", "n05", "n06"]
+    assert found.count_age_s("n01") == 60.0
+
+
+def test_count_of_other_targets_than_answer_now_is_marked() -> None:
+    answers = {
+        "n01": answer([0, 0, 0, 0, 0, 0, 9], silent_targets=[]),
+        # It counted while three nodes were down, which are back.
+        "n02": answer([0, 0, 0, 9], silent_targets=["n04-t0", "n05-t0", "n06-t0"]),
+        "n03": answer([0, 0, 0, 0, 0, 0, 9]),
+    }
+    found = describe_workers(make_map(), answers)
+    assert found.redundancy.outdated == (), "nobody has looked"
+    seen = found.seen_beside(ALL_NODES, frozenset()).redundancy
+    assert seen.unreadable == 9
+    assert seen.describe().endswith(" ago; counted before nodes came or went: n02")
+    assert seen.render_json()["nodes_outdated"] == ["n02"], "of n03 it is not known"
+    gone = found.seen_beside(ALL_NODES - {"n06"}, frozenset({"n06-t0"})).redundancy
+    assert gone.outdated == ("n01", "n02")
+
+
+def test_many_nodes_without_a_count_are_not_all_named() -> None:
+    nodes = [f"n{number:02}" for number in range(1, 21)]
+    count = Redundancy(by_shards={6: 1})
+    line = add_up_redundancy({"n01": count}, k=K, m=M, nodes=nodes).describe()
+    assert line.endswith(", not by n02, n03, n04, n05, n06, n07, n08, n09 and 11 more")
 
 
 def test_without_any_count_nothing_is_said_to_be_whole() -> None:
@@ -122,7 +165,8 @@ def test_age_is_unknown_when_times_are_strange(now_s: object) -> None:
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=12), max_size=5))
 def test_no_block_is_lost_in_the_sum(counts: list[list[int]]) -> None:
     parsed = [parse_redundancy({"blocks_by_shards": one}) for one in counts]
-    found = add_up_redundancy([one for one in parsed if one], k=K, m=M, nodes_total=9)
+    by_node = {f"n{number}": one for number, one in enumerate(parsed) if one}
+    found = add_up_redundancy(by_node, k=K, m=M, nodes=[f"n{number}" for number in range(9)])
     assert sum(found.by_shards.values()) + found.unreadable == sum(sum(one[1:]) for one in counts)
 
 
@@ -177,7 +221,8 @@ def test_counts_without_any_block_are_no_count_yet() -> None:
 def test_workers_are_the_same_after_they_were_relayed_by_one_of_them() -> None:
     usage = {"n01-t0": {"fraction": 0.85, "decided_by": "capacity", "limits": {}}}
     answers: dict[str, dict[str, Any] | StoreError] = {
-        "n01": answer([0, 1, 0, 0, 2, 3, 40], backlog=3) | {"worker": {"usage": usage}},
+        "n01": answer([0, 1, 0, 0, 2, 3, 40], backlog=3, silent_targets=["n02-t0"])
+        | {"worker": {"usage": usage}},
         "n02": ControlUnreachable("n02", "x:1", "Connection refused", is_sent=False),
         "n03": answer([0, 0, 0]),
     }
@@ -190,6 +235,8 @@ def test_workers_are_the_same_after_they_were_relayed_by_one_of_them() -> None:
         assert relayed.state_of(node) is found.state_of(node)
         assert relayed.usage_of(node) == found.usage_of(node)
         assert relayed.count_age_s(node) == found.count_age_s(node)
+    for silent in (frozenset({"n02-t0"}), frozenset[str]()):
+        assert relayed.seen_beside(ALL_NODES, silent) == found.seen_beside(ALL_NODES, silent)
 
 
 JSON = st.recursive(
@@ -200,7 +247,10 @@ JSON = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["state", "blocks_by_shards", "count_age_s", "usage"]), JSON)
+    st.dictionaries(
+        st.sampled_from(["state", "blocks_by_shards", "count_age_s", "silent_targets", "usage"]),
+        JSON,
+    )
 )
 def test_anything_that_is_relayed_is_understood_or_left_out(row: dict[str, Any]) -> None:
     found = parse_workers(make_map(), {"workers": [{"node": "n01", **row}, 5, {"node": [1]}]})
@@ -214,5 +264,6 @@ def test_fill_that_cannot_be_is_not_known(fraction: object) -> None:
 
 
 def test_shards_beyond_the_code_count_as_whole() -> None:
-    found = add_up_redundancy([Redundancy(by_shards={7: 2, 6: 1})], k=K, m=M, nodes_total=1)
+    count = Redundancy(by_shards={7: 2, 6: 1})
+    found = add_up_redundancy({"n01": count}, k=K, m=M, nodes=["n01"])
     assert found.by_shards[6] == 3

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvstore.agent.jobs import FetchJob, StoreJob
+from kvstore.agent.worker_process import WorkerCommand
 from kvstore.agent.workers import WorkerPool
 from kvstore.arena.region import ArenaRegion, RunMemory
 from kvstore.arena.run_layout import RunLayout
@@ -25,6 +26,16 @@ from tests.patience import PATIENCE_S
 
 V41_SECTIONS = (22_784, 22_784, 22_784, 45_568)
 ARENA_BYTES = 64 << 20
+PATIENT_WORKER = """
+import sys
+from kvstore.agent import worker
+from kvstore.client import batch_save, saving
+from tests.patience import PATIENCE_S
+
+saving.INQUIRY_DEADLINE_S = batch_save.SILENT_S = batch_save.STRAGGLER_WAIT_S = PATIENCE_S
+sys.exit(worker.main())
+"""
+"""A worker that waits for nodes however slow they are: no block fails because they are."""
 
 
 class SectionedBlocks:
@@ -171,7 +182,10 @@ def new_arena(size_bytes: int = ARENA_BYTES) -> Iterator[Arena]:
 async def running_pool(
     cluster_path: Path | str, arena: Arena, *, workers: int = 1, has_store: bool = False
 ) -> AsyncIterator[WorkerPool]:
-    """A pool whose workers have started; checks that no exception escaped into the loop."""
+    """A pool whose workers have started; checks that no exception escaped into the loop.
+
+    Its workers are patient with nodes: what becomes of those that are slow is not its matter.
+    """
     loop = asyncio.get_running_loop()
     escaped: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: escaped.append(context))
@@ -183,12 +197,22 @@ async def running_pool(
         loop=loop,
         clock=time.monotonic,
     )
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.stop(5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerCommand, "words", _patient_words)
+        await pool.start()
+        try:
+            yield pool
+        finally:
+            await pool.stop(5.0)
     assert not escaped
+
+
+_WORDS = WorkerCommand.words
+
+
+def _patient_words(command: WorkerCommand, channel: int) -> list[str]:
+    python, _, _, *words = _WORDS(command, channel)
+    return [python, "-c", PATIENT_WORKER, *words]
 
 
 def workers_of(pool: WorkerPool, kind: str = "fetch") -> list[dict[str, Any]]:

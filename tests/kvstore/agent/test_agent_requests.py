@@ -102,7 +102,9 @@ def test_stored_blocks_are_known_when_they_are_stored_again(engine: RawEngine) -
     blocks = SectionedBlocks(4, seed=6)
     namespace = engine.open(blocks.namespace)
     assert store(engine, namespace, blocks).stored == 4
-    again = store(engine, namespace, blocks)
+    while (again := store(engine, namespace, blocks)).failed:
+        # A node was slow to say what it has: its blocks are in doubt, and not stored again.
+        assert again.stored == 0
     assert (again.stored, again.known) == (0, 4)
 
 

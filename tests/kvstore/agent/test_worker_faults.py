@@ -33,7 +33,7 @@ from tests.kvstore.agent.arena_runs import (
     running_pool,
     workers_of,
 )
-from tests.patience import PATIENCE_S
+from tests.patience import OPERATION_S, PATIENCE_S
 
 SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
 NO_DEADLINE_S = 600.0
@@ -271,7 +271,7 @@ async def test_save_counts_as_failed_when_its_worker_is_lost(
     assert not is_running(pid)
     # Fetches were not disturbed, and the next save finds a new worker.
     assert workers_of(storing_pool)[0]["restarts"] == 0
-    again = await storing_pool.store(run.store_job())
+    again = await storing_pool.store(run.store_job(deadline_s=OPERATION_S))
     assert again.failed == 0
 
 
@@ -417,7 +417,7 @@ async def test_job_that_the_client_refuses_leaves_its_worker_alone(
     pid = workers_of(storing_pool, "store")[0]["pid"]
     ended = await storing_pool.store(run.store_job(ttl_class="No Such Class"))
     assert ended.failed == 130
-    assert (await storing_pool.store(run.store_job())).known == 130
+    assert (await storing_pool.store(run.store_job(deadline_s=OPERATION_S))).known == 130
     assert workers_of(storing_pool, "store")[0]["pid"] == pid
 
 

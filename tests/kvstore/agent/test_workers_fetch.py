@@ -161,11 +161,11 @@ async def test_save_out_of_a_run_can_be_fetched(cluster_path: str) -> None:
         source, target = arena.run(blocks), arena.run(blocks)
         source.fill()
         async with running_pool(cluster_path, arena, has_store=True) as pool:
-            ended = await pool.store(source.store_job())
+            ended = await pool.store(source.store_job(deadline_s=OPERATION_S))
             assert (ended.stored, ended.known, ended.failed) == (70, 0, 0)
-            again = await pool.store(source.store_job())
+            again = await pool.store(source.store_job(deadline_s=OPERATION_S))
             assert (again.stored, again.known, again.failed) == (0, 70, 0)
-            fetched = await pool.fetch(target.fetch_job(), target.waker)
+            fetched = await pool.fetch(target.fetch_job(deadline_s=OPERATION_S), target.waker)
             described = pool.describe()
         assert fetched.blocks == 70
         assert target.holds(70)

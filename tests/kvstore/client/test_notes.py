@@ -175,6 +175,7 @@ def test_client_ends_when_the_nodes_it_would_tell_are_gone(
                 cluster.kill(node.name, signal.SIGCONT)
 
 
+@pytest.mark.usefixtures("patient_inquiry")
 async def test_saving_known_blocks_again_is_a_use_of_them(
     cluster_path: str, request: pytest.FixtureRequest
 ) -> None:

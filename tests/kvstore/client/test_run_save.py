@@ -146,6 +146,7 @@ async def test_the_end_of_a_chain_is_saved_from_the_place_that_was_named(
         assert np.array_equal(target.area[70 * 12_345 :], blocks.area[70 * 12_345 :])
 
 
+@pytest.mark.usefixtures("patient_inquiry")
 async def test_known_blocks_are_not_sent_again(
     cluster_path: str, request: pytest.FixtureRequest
 ) -> None:

@@ -76,6 +76,7 @@ async def test_a_range_in_the_middle_of_a_chain_is_saved_and_fetched_by_its_firs
         assert not target.area[: 50 * 1024].any()
 
 
+@pytest.mark.usefixtures("patient_inquiry")
 async def test_known_blocks_are_not_sent_again(
     cluster_path: str, request: pytest.FixtureRequest
 ) -> None:

@@ -175,6 +175,7 @@ async def test_no_batch_is_sent_while_too_many_nodes_are_full_and_one_is_a_secon
         assert (saved.stored, saved.degraded) == (4, 0)
 
 
+@pytest.mark.usefixtures("patient_inquiry")
 @pytest.mark.parametrize("is_rival", [True, False], ids=["a rival completes it", "nobody does"])
 async def test_a_refused_block_is_taken_back_unless_a_rival_has_completed_it(
     even: LocalCluster, draining: Draining, is_rival: bool

@@ -67,6 +67,7 @@ async def test_three_losses_are_a_miss_and_no_error(
         assert (saved.stored, saved.failed) == (0, BLOCKS)
 
 
+@pytest.mark.usefixtures("patient_inquiry")
 async def test_a_block_saved_while_two_nodes_are_lost_is_degraded_and_can_be_read(
     cluster_path: str, closed_port: int
 ) -> None:
