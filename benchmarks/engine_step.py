@@ -1,20 +1,22 @@
 """What an engine adds to the model: microseconds of its own a step, and the delay of saving.
 
-    python -m benchmarks.engine_step [--steps 500] [--model models/v41-mini] [--rounds 60]
-        [--share-cores]
+    python -m benchmarks.engine_step [--steps 500] [--sampled 20] [--model models/v41-mini]
+        [--rounds 60] [--share-cores]
 
 Prints JSON lines. `step`: the runner returns fixed logits at once, so a step of 1, 8 or 64 answers
 is the engine's own work; `choosing` is what a bare loop over the same logits takes to choose as
 many tokens, and `overhead` the step without the runner and without choosing: 1 ms at 64 is the
-goal. `save_delay`: the same request answered by the model of the folder, without a sink and with
-one that saves blocks and window state by an agent into 12 local nodes, code 10+2, in turns of two
-or three seconds, so that a machine that gets slower and faster by the minute does so for both; now
-the one first and now the other. Given are the medians over the rounds of two ratios, of the time of
-all steps and of the engine's thread's time on its core in them, each with the interval of 95 % of
-that median (resampled rounds), and the share of the time that the thread spent in the sink; 1 % is
-the goal. That thread, which computes, has a core of its own, as it has on a GPU host: nodes, agent
-and the thread that saves share the others. With `--share-cores` all run wherever they are put; then
-the ratio also tells of the work of the store.
+goal. `sampled`: what a step of 64 answers takes to choose its tokens from a vocabulary of 129,280,
+greedy and sampled, from logits of which few stand out, as a model's do; and from flat ones, the
+worst there are; as many steps as `--sampled` says. `save_delay`: the same request answered by the
+model of the folder, without a sink and with one that saves blocks and window state by an agent into
+12 local nodes, code 10+2, in turns of two or three seconds, so that a machine that gets slower and
+faster by the minute does so for both; now the one first and now the other. Given are the medians
+over the rounds of two ratios, of the time of all steps and of the engine's thread's time on its
+core in them, each with the interval of 95 % of that median (resampled rounds), and the share of the
+time that the thread spent in the sink; 1 % is the goal. That thread, which computes, has a core of
+its own, as it has on a GPU host: nodes, agent and the thread that saves share the others. With
+`--share-cores` all run wherever they are put; then the ratio also tells of the work of the store.
 """
 
 # The tensor library reads its environment as it is loaded, so that is prepared between imports.
@@ -29,7 +31,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence as Run
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +45,7 @@ from engine.engine_config import EngineConfig
 from engine.llm_engine import LLMEngine
 from engine.model_runner import Buffer, Part, WaitForSection, Window, wait_for_nothing
 from engine.request import Request
-from engine.sampling import GREEDY, FloatArray, choose_token
+from engine.sampling import GREEDY, FloatArray, Sampling, choose_token
 from engine.sequence import Sequence
 from engine.window_record import WindowRecord
 from kvstore.admin.machine import describe_machine
@@ -61,6 +63,13 @@ from .local_engine import (
 from .median_interval import describe_median
 
 ANSWERS = (1, 8, 64)
+SAMPLED_ANSWERS, SAMPLED_VOCABULARY = 64, 129_280
+SAMPLINGS = (
+    GREEDY,
+    Sampling(temperature=0.8, top_p=0.95),
+    Sampling(temperature=0.8, top_k=50),
+    Sampling(temperature=0.8),
+)
 PROMPT_TOKENS = 100
 SAVE_PROMPT_TOKENS, SAVE_ANSWER_TOKENS = 520, 140
 
@@ -178,6 +187,44 @@ def measure_choosing(logits: FloatArray, answers: int, rounds: int) -> float:
     return statistics.median(times_s)
 
 
+def measure_sampled(steps: int) -> list[dict[str, object]]:
+    """Microseconds of choosing in a step, for each way to choose and two shapes of logits."""
+    rng = np.random.default_rng(1)
+    shape = (SAMPLED_ANSWERS, SAMPLED_VOCABULARY)
+    flat: FloatArray = rng.random(shape, np.float32)
+    # Most far below: of a mass of 0.95 some tens are left.
+    spread: FloatArray = 3 * rng.standard_normal(shape, np.float32)
+    spread[:, :100] += np.linspace(16, 4, 100, dtype=np.float32)
+    return [
+        _measure_sampled(name, logits, sampling, steps)
+        for name, logits in (("spread", spread), ("flat", flat))
+        for sampling in SAMPLINGS
+    ]
+
+
+def _measure_sampled(
+    name: str, logits: FloatArray, sampling: Sampling, steps: int
+) -> dict[str, object]:
+    times_s = []
+    for position in range(steps):
+        begun_s = clock()
+        for seed, row in enumerate(logits):
+            choose_token(row, replace(sampling, seed=seed), position)
+        times_s.append(clock() - begun_s)
+    return {
+        "benchmark": "engine_sampled",
+        "answers": len(logits),
+        "steps": steps,
+        "vocabulary": logits.shape[1],
+        "logits": name,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "choosing_us": in_us(statistics.median(times_s)),
+        "choosing_p99_us": in_us(float(np.percentile(times_s, 99))),
+    }
+
+
 def in_us(seconds: float) -> float:
     return round(seconds * 1e6, 1)
 
@@ -261,6 +308,7 @@ def main() -> None:
     """Reads the command line and measures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--sampled", type=int, default=20, help="steps; 0 leaves it out")
     parser.add_argument("--vocabulary", type=int, default=2_048)
     parser.add_argument("--model", default="models/v41-mini", help="of which saving is measured")
     parser.add_argument("--rounds", type=int, default=60, help="of saving; 0 leaves it out")
@@ -270,6 +318,8 @@ def main() -> None:
     set_thread_count(1)
     for answers in ANSWERS:
         line = measure_steps(answers, options.steps, options.vocabulary)
+        print(json.dumps({**line, **describe_machine()}), flush=True)
+    for line in measure_sampled(options.sampled) if options.sampled else ():
         print(json.dumps({**line, **describe_machine()}), flush=True)
     if options.rounds == 0:
         return

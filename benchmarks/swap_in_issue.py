@@ -161,7 +161,7 @@ def main() -> None:
         options.blocks * layout.block_bytes, dtype=torch.uint8, pin_memory=True
     ).zero_()
     host = pinned.adopt(memory)
-    kernels = find_kernels(pool.memory, WIDTHS[0])
+    kernels = find_kernels(pool.memory, WIDTHS)
     loads = Loads(options.blocks, host.view)
     parts: dict[str, Any] = {"pinned": pinned, "runtime": runtime, "kernels": kernels}
     for make in (StagedMover, GatherMover):

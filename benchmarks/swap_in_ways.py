@@ -277,11 +277,15 @@ def _makers(
     if pinned is None:
         return {
             MemcpyMover.name: partial(MemcpyMover, pool, layout),
-            NixlMover.name: partial(NixlMover, pool, layout, arena=lambda: arena),
+            NixlMover.name: partial(
+                NixlMover, pool, layout, arena=lambda: arena, clock=time.perf_counter
+            ),
         }, {}
-    kernels = find_kernels(pool.memory, layout.sections[0].bytes)
+    kernels = find_kernels(pool.memory, [section.bytes for section in layout.sections])
     # With NIXL also where it is not the way of a NIC.
-    makers, problems = list_makers(pool, layout, pinned, lambda: arena, kernels)
+    makers, problems = list_makers(
+        pool, layout, pinned, lambda: arena, kernels, clock=time.perf_counter
+    )
     staged = makers[StagedMover.name]
     ways = {name: partial(staged, shape=shape) for name, shape in shapes.items()}
     ways["staged_by_torch"] = partial(staged, kernels=TorchKernels())

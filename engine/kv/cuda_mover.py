@@ -1,7 +1,7 @@
 """What all movers for a GPU have alike: streams, checks, and copies of bytes that lie together.
 
-Each direction has its own lane of streams, so that saves do not stand in the way of swap-in. The
-lane's lock is held while work is queued, never while it runs.
+Each direction has its own lane of streams, and its own buffer, so that saves do not stand in the
+way of swap-in. The lane's lock is held while work is queued, never while it runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..upload import upload
 from .block_list import BlockList
 from .bounce import PinnedBounce
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import current, make_stream, mark_current, record
+from .cuda_streams import current, is_over, make_stream, mark_current, record
 from .cuda_transfer import EventTransfer, all_queued
 from .device_errors import transfer_error
 from .mover import (
@@ -34,6 +34,7 @@ from .mover import (
     check_copy,
     check_part,
     wait_at_close,
+    wait_for_compute,
     wait_to_end,
 )
 from .pinned import PinnedMemory, PinnedRange, address_of
@@ -45,8 +46,10 @@ class Lane:
     """Streams of one direction. Kernels go before a pass's: they are short, and it may wait for
     them."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, bounce: PinnedBounce) -> None:
         self.lock = Lock()
+        self.bounce = bounce
+        self._marks: tuple[ComputeMark, ...] = ()
         self.copies = make_stream(device)
         self.kernels = make_stream(device, -1)
         # Made once, for whoever holds the lock: each would take as long as a call of CUDA.
@@ -57,6 +60,15 @@ class Lane:
     def streams(self) -> tuple[torch.cuda.Stream, ...]:
         """Both of them."""
         return self.copies, self.kernels
+
+    def stand_behind(self, mark: ComputeMark) -> tuple[ComputeMark, ...]:
+        """What is queued now, and has to wait for `mark`, begins behind these: its streams have one
+        order, so that it stands behind what they were told to wait for before, too. With the lock
+        held. Raises RuntimeError if the device has failed."""
+        if mark is not None and not any(one is mark for one in self._marks):
+            waiting = (one for one in self._marks if one is not None and not is_over(one))
+            self._marks = (*waiting, mark)
+        return self._marks
 
     def ids_on_device(self, blocks: BlockList) -> torch.Tensor:
         """The ids, int32, for kernels of the current stream, which is `kernels` or one that waits
@@ -133,8 +145,8 @@ class CudaMover(ABC):
         for section in layout.sections:
             self._places.append(SectionPlace(at, section.bytes))
             at += section.bytes
-        self._in, self._out = Lane(self._device), Lane(self._device)
-        self._bounce = PinnedBounce(pinned)
+        self._in = Lane(self._device, PinnedBounce(pinned))
+        self._out = Lane(self._device, PinnedBounce(pinned))
 
     @abstractmethod
     def _start_in(self, part: HostPart) -> torch.cuda.Event:
@@ -196,7 +208,8 @@ class CudaMover(ABC):
             log.error("mover %s, at its end: %s", self.name, error)
             queued = []
         if wait_at_close(queued, self.name, self):
-            self._bounce.close()
+            self._in.bounce.close()
+            self._out.bounce.close()
 
     def _move(
         self,
@@ -222,8 +235,14 @@ class CudaMover(ABC):
             host = HostPart(address_of(piece), place, some, after, pinned)
             return self._start(lane, partial(start, host), after, piece, host)
 
-        self._bounce.move(part, place.width, start_piece, is_in=lane is self._in)
+        self._wait_before_bounce(after)
+        lane.bounce.move(part, place.width, start_piece, is_in=lane is self._in)
         return ENDED
+
+    def _wait_before_bounce(self, after: ComputeMark) -> None:
+        """A part that has to wait for a pass does not keep the buffer from others meanwhile. Raises
+        DeviceLost, TransferStuck: then nothing was begun."""
+        wait_for_compute(after, f"a transfer on {self._device}")
 
     def _start(
         self,
@@ -233,14 +252,16 @@ class CudaMover(ABC):
         *keeps: object,
     ) -> Transfer:
         queued: list[EventTransfer] = []
+        behind: tuple[ComputeMark, ...] = ()
         try:
             with lane.lock:
                 try:
+                    behind = lane.stand_behind(after)
                     with lane.on_device:
                         event = start()
                 except BaseException:
                     # Of this call, and before another one queues more.
-                    queued = all_queued(self._device, *lane.streams)
+                    queued = all_queued(self._device, *lane.streams, behind=behind)
                     raise
         except BaseException as error:
             # What is queued of it would go on, in memory that its owner gives back. It may stand
@@ -250,7 +271,7 @@ class CudaMover(ABC):
             if not isinstance(error, RuntimeError | ValueError | OSError):
                 raise
             raise transfer_error(f"{self.name} on {self._device}", error) from error
-        return EventTransfer(event, self._device, *keeps, after=after)
+        return EventTransfer(event, self._device, *keeps, behind=behind)
 
     def _copy_together(
         self, lane: Lane, part: memoryview, memory: torch.Tensor, after: ComputeMark
@@ -271,7 +292,8 @@ class CudaMover(ABC):
             copy = partial(self._queue_copy, lane, some)
             return self._start(lane, copy, after, piece, memory, pinned)
 
-        self._bounce.move(part, 1, start_piece, is_in=lane is self._in)
+        self._wait_before_bounce(after)
+        lane.bounce.move(part, 1, start_piece, is_in=lane is self._in)
         return ENDED
 
     def _queue_copy(self, lane: Lane, what: ContiguousCopy) -> torch.cuda.Event:

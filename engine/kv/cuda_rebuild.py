@@ -41,8 +41,12 @@ PATTERNS_KEPT_MAX = 512
 class CheckedTransfer:
     """An `EventTransfer` behind which something is checked, once; it fails if that fails."""
 
-    def __init__(self, transfer: EventTransfer, check: Callable[[], None]) -> None:
+    def __init__(
+        self, transfer: EventTransfer, check: Callable[[], None], behind: Sequence[Transfer] = ()
+    ) -> None:
+        """`behind`: transfers that it begins behind; each has a deadline of its own."""
         self._transfer = transfer
+        self._behind = behind
         self._check: Callable[[], None] | None = check
         self._failure: TransferFailed | None = None
 
@@ -56,6 +60,8 @@ class CheckedTransfer:
 
     def wait(self) -> None:
         """See Transfer."""
+        for one in self._behind:
+            one.wait()
         self._transfer.wait()
         self._look()
 
@@ -196,7 +202,7 @@ class GpuRebuilder:
                 # Behind what is queued here, which may have had that memory before.
                 ready = self._mover.mark_compute()
                 moved += move_parity(self._mover, run, losses, parity, ready)
-                rebuilt = self._rebuild(parity, keys, losses, blocks, moved, after)
+                rebuilt = self._rebuild(parity, keys, losses, blocks, moved, ready)
         except BaseException as error:
             # What is queued of it would go on, in memory that its owner gives back.
             under_way = list(moved)
@@ -217,9 +223,10 @@ class GpuRebuilder:
         losses: Sequence[BlockLoss],
         blocks: BlockList,
         moved: Sequence[Transfer],
-        after: ComputeMark,
+        ready: ComputeMark,
     ) -> Transfer:
-        """In the current stream: behind what was moved."""
+        """In the current stream: behind what was moved, and what was queued there before
+        (`ready`)."""
         hashes, *keeps = self._kernels.queue(self._pool, parity, losses, blocks.array, moved)
 
         def check() -> None:
@@ -228,8 +235,8 @@ class GpuRebuilder:
             require_right(check_rebuilt(keys, losses, rows), losses)
 
         event = record(self._kernels.stream)
-        ended = EventTransfer(event, self._device, *keeps, after=after)
-        return CheckedTransfer(ended, check)
+        ended = EventTransfer(event, self._device, *keeps, behind=(ready,))
+        return CheckedTransfer(ended, check, behind=moved)
 
 
 @lru_cache(maxsize=PATTERNS_KEPT_MAX)

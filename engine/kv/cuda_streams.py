@@ -1,4 +1,4 @@
-"""Streams and events of PyTorch, with the types that it does not give them."""
+"""Streams, events and properties of PyTorch, with the types that it does not give them."""
 
 from __future__ import annotations
 
@@ -54,3 +54,8 @@ def mark_current(device: torch.device) -> torch.cuda.Event | None:
 def is_over(event: torch.cuda.Event) -> bool:
     """Whether the GPU has come so far. Raises RuntimeError if it has failed."""
     return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def count_multiprocessors(device: torch.device) -> int:
+    """Of a GPU."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

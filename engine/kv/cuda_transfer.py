@@ -5,6 +5,8 @@ Which streams there are, and what is queued in them, is decided by whoever makes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..errors import DeviceLost, TransferStuck
@@ -25,13 +27,13 @@ class EventTransfer:
         event: torch.cuda.Event,
         device: torch.device,
         *keeps: object,
-        after: ComputeMark = None,
+        behind: Sequence[ComputeMark] = (),
     ) -> None:
-        """`after`: what it begins behind."""
+        """`behind`: all that it begins behind."""
         self._event = event
         self._device = device
         self._keeps = keeps
-        self._after = after
+        self._behind = behind
 
     @property
     def has_ended(self) -> bool:
@@ -48,7 +50,8 @@ class EventTransfer:
         if self.has_ended:
             return
         what = f"a transfer on {self._device}"
-        wait_for_compute(self._after, what)
+        for mark in self._behind:
+            wait_for_compute(mark, what)
         if not poll(lambda: self.has_ended, DEADLINE_S):
             raise TransferStuck(f"{what} has not ended for {DEADLINE_S:.0f} s")
 
@@ -58,9 +61,11 @@ class EventTransfer:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
-def all_queued(device: torch.device, *streams: torch.cuda.Stream) -> list[EventTransfer]:
+def all_queued(
+    device: torch.device, *streams: torch.cuda.Stream, behind: Sequence[ComputeMark] = ()
+) -> list[EventTransfer]:
     """What is queued in streams, as transfers. Raises DeviceLost: then none of it goes on."""
     try:
-        return [EventTransfer(record(stream), device) for stream in streams]
+        return [EventTransfer(record(stream), device, behind=behind) for stream in streams]
     except RuntimeError as error:
         raise DeviceLost(f"{device} has failed: {first_line(error)}") from error

@@ -21,6 +21,7 @@ RESERVE_BYTES = 256 << 20
 _V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _V2_FILES = ("memory.max", "memory.current", "inactive_file")
 """Of a group: its limit, what it uses, and the line of memory.stat of what it can do without."""
+_CAP_IPC_LOCK = 14
 _UNLIMITED_BYTES = 1 << 60
 """Version 1 says that there is no limit by a number of about 2^63."""
 
@@ -34,7 +35,7 @@ class LockLimits:
     group_left_bytes: int | None
     """Until the control group is full."""
     memlock_bytes: int | None
-    """RLIMIT_MEMLOCK of this process."""
+    """RLIMIT_MEMLOCK of this process, if it is held to it."""
 
     def describe(self) -> str:
         """For people who wonder why it failed."""
@@ -44,9 +45,8 @@ class LockLimits:
         )
 
 
-def find_lack(new_bytes: int, limits: LockLimits, *, counts_memlock: bool = False) -> str | None:
-    """Why so many bytes that have no pages yet cannot be locked, None if they can. `counts_memlock`
-    is for those whose pages are counted against RLIMIT_MEMLOCK."""
+def find_lack(new_bytes: int, limits: LockLimits) -> str | None:
+    """Why so many bytes that have no pages yet cannot be locked, None if they can."""
     for left, of_what in (
         (limits.available_bytes, "available in this host"),
         (limits.group_left_bytes, "left in the control group"),
@@ -56,12 +56,18 @@ def find_lack(new_bytes: int, limits: LockLimits, *, counts_memlock: bool = Fals
                 f"{new_bytes} more bytes of memory are needed, beside {RESERVE_BYTES} for others, "
                 f"and {left} are {of_what}; give the agent a smaller --arena"
             )
-    if counts_memlock and limits.memlock_bytes is not None and new_bytes > limits.memlock_bytes:
-        return (
-            f"{new_bytes} bytes are to be locked, and RLIMIT_MEMLOCK is {limits.memlock_bytes}; "
-            "raise it (ulimit -l, LimitMEMLOCK=)"
-        )
     return None
+
+
+def find_memlock_lack(locked_bytes: int, limits: LockLimits) -> str | None:
+    """Why so many bytes, with pages or without, cannot be locked by those whom the kernel holds to
+    RLIMIT_MEMLOCK; None if they can."""
+    if limits.memlock_bytes is None or locked_bytes <= limits.memlock_bytes:
+        return None
+    return (
+        f"{locked_bytes} bytes are to be locked, and RLIMIT_MEMLOCK is {limits.memlock_bytes}; "
+        "raise it (ulimit -l, LimitMEMLOCK=)"
+    )
 
 
 def missing_bytes(address: int, size_bytes: int) -> int:
@@ -95,11 +101,21 @@ def left_in_group(limit: str, usage: str, stat: str, reclaimable: str) -> int | 
 def read_limits(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> LockLimits:
     """What the system says now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    is_unlimited = soft == resource.RLIM_INFINITY or _may_lock_all(proc)
     return LockLimits(
         available_bytes=_read_available(proc),
         group_left_bytes=_read_group_left(proc, groups),
-        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+        memlock_bytes=None if is_unlimited else soft,
     )
+
+
+def _may_lock_all(proc: Path) -> bool:
+    """Whether the process has CAP_IPC_LOCK (capabilities(7)): no limit holds for it then."""
+    for line in _read(proc / "self" / "status").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> _CAP_IPC_LOCK & 1)
+    return False
 
 
 def _read_available(proc: Path) -> int | None:

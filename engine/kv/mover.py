@@ -59,7 +59,8 @@ class SectionMover(Protocol):
     `part` is always a section of consecutive blocks, block after block; the pool's blocks are those
     of `block_ids`, in that order, each once. Both stay as they are until the transfer has ended,
     but for what it writes. Raises InvalidRequest for a part of another length, and for ids that
-    are not in the pool or are there twice; TransferFailed if the device takes no more work.
+    are not in the pool or are there twice; TransferFailed if the device takes no more work, or if
+    `after` has to be waited for here and hangs: then nothing was begun.
     """
 
     name: str
@@ -137,8 +138,8 @@ def wait_for_compute(
     if mark is None:
         return
     waited_s = 0.0
-    while not _is_computed(mark, min(COMPUTE_TOLD_EVERY_S, deadline_s - waited_s)):
-        waited_s += COMPUTE_TOLD_EVERY_S
+    while not _is_computed(mark, step_s := min(COMPUTE_TOLD_EVERY_S, deadline_s - waited_s)):
+        waited_s += step_s
         said = f"{what}: what was computed before it has not ended for {waited_s:.0f} s"
         if waited_s >= deadline_s:
             raise TransferStuck(said)

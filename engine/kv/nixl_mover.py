@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from ..errors import MoverUnavailable, TransferFailed
 from .bounce import move_by_bounce
 from .cuda_streams import make_stream, mark_current
 from .device_errors import transfer_error
+from .lock_limits import LockLimits, find_memlock_lack
 from .mover import (
     ENDED,
     ComputeMark,
@@ -39,7 +40,7 @@ from .mover import (
     wait_for_compute,
 )
 from .nixl_transfer import NixlTransfer, in_words
-from .pinned import address_of
+from .pinned import RETRY_S, address_of
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +50,24 @@ ACTIVE_PORT = "4:"
 """How a port's `state` begins (sysfs of RDMA devices)."""
 
 BOUNCE_BYTES = 4 << 20
+"""For each direction."""
 COPY = "nixl: a copy"
 """What the log calls it."""
 
 _numbers = count()
 
 
-def find_gdr_lacks(system: Path = Path("/sys")) -> list[str]:
-    """What this host lacks for a NIC to write into GPU memory; nothing, if it may be tried."""
-    states = list((system / "class" / "infiniband").glob("*/ports/*/state"))
-    active = [path for path in states if path.read_text().startswith(ACTIVE_PORT)]
+def find_gdr_lacks(arena_bytes: int, limits: LockLimits, system: Path = Path("/sys")) -> list[str]:
+    """What this host lacks for a NIC to read an arena of so many bytes and to write into GPU
+    memory; nothing, if it may be tried."""
+    states = _read_port_states(system)
     lacks = []
-    if not active:
+    if not any(state.startswith(ACTIVE_PORT) for state in states):
         lacks.append(f"an RDMA port that is active (of {len(states)} in {system}/class/infiniband)")
+    # UCX says nothing of memory that a NIC did not take: it goes other ways, which are slow.
+    memlock_lack = find_memlock_lack(arena_bytes, limits)
+    if memlock_lack is not None:
+        lacks.append(f"memory to lock: {memlock_lack}")
     if not (system / "module" / "nvidia_peermem").exists():
         lacks.append("the kernel module nvidia_peermem")
     if find_api() is None:
@@ -69,12 +75,25 @@ def find_gdr_lacks(system: Path = Path("/sys")) -> list[str]:
     return lacks
 
 
+def _read_port_states(system: Path) -> list[str]:
+    """Of all RDMA ports; one that goes away meanwhile has none, or is not there."""
+    states = []
+    with suppress(OSError):
+        for path in (system / "class" / "infiniband").glob("*/ports/*/state"):
+            state = ""
+            with suppress(OSError):
+                state = path.read_text()
+            states.append(state)
+    return states
+
+
 class NixlMover:
     """See above. Raises MoverUnavailable without the package or its UCX backend, and if that does
-    not take the memory of the pool.
+    not take the memory of the pool, or of the arena that there is.
 
-    `arena` is registered when the first part of it is moved, and any other that the agent comes
-    back with. A part of other memory goes through a small buffer.
+    Any other arena that the agent comes back with is registered when the first part of it is moved.
+    A part of other memory goes through a small buffer, as do those of an arena that cannot be
+    registered, which is tried again after a while.
     """
 
     name = "nixl"
@@ -86,14 +105,21 @@ class NixlMover:
         layout: BlockLayout,
         *,
         arena: Callable[[], memoryview | None],
+        clock: Callable[[], float],
+        lent: memoryview | None = None,
         api: ModuleType | None = None,
     ) -> None:
-        """`api`: the package's module of agents; None looks for it."""
+        """`lent`: other memory that is registered too, until `forget`. `api`: the package's module
+        of agents; None looks for it."""
         assert pool.block_bytes == layout.block_bytes, (pool.block_bytes, layout)
         api = find_api() if api is None else api
         if api is None:
             raise MoverUnavailable(self.name, [f"one of the packages {', '.join(PACKAGES)}"])
         self._arena = arena
+        self._clock = clock
+        self._refused: memoryview | None = None
+        """The arena that could not be registered. Held: its address is then no other one's."""
+        self._again_at_s = 0.0
         self._pool = pool.memory
         self._pool_memory = "DRAM" if pool.is_host else "VRAM"
         self._device_index = 0 if pool.is_host else pool.memory.device.index
@@ -108,8 +134,12 @@ class NixlMover:
         self._ranges: list[_Range] = []
         self._under_way: set[NixlTransfer] = set()
         self._is_closed = False
-        self._bounce_lock = Lock()
-        self._bounce = np.zeros(max(BOUNCE_BYTES, *self._widths), np.uint8).data
+        half = max(BOUNCE_BYTES, *self._widths)
+        self._bounce = np.zeros(2 * half, np.uint8).data
+        self._bounces = {
+            "WRITE": (Lock(), self._bounce[:half]),
+            "READ": (Lock(), self._bounce[half:]),
+        }
         # Two agents of one name would take each other's memory for their own.
         self._agent_name = f"cachalot-{next(_numbers)}"
         try:
@@ -120,7 +150,9 @@ class NixlMover:
                 raise MoverUnavailable(self.name, [f"its backend {BACKEND}"])
             with in_words("the memory of the pool"):
                 self._of_pool.append(self._agent.register_memory(pool.memory, backends=[BACKEND]))
-            self._register(self._bounce)
+            for memory in (self._bounce, lent, arena()):
+                if memory is not None:
+                    self._register(memory)
         except TransferFailed as error:
             self._deregister_all()
             raise MoverUnavailable(self.name, [str(error)]) from error
@@ -193,12 +225,20 @@ class NixlMover:
             with self._lock:
                 self._deregister_all()
 
+    def forget(self, lent: memoryview) -> None:
+        """Let go of memory that was lent, which nothing is moved from or to any more."""
+        with self._lock:
+            self._drop([one for one in self._ranges if one.view is lent])
+
     def _deregister_all(self) -> None:
-        ranges, self._ranges = self._ranges, []
-        for one in ranges:
-            self._deregister(one.registered, one.view)
+        self._drop(list(self._ranges))
         while self._of_pool:
             self._deregister(self._of_pool.pop(), self._pool)
+
+    def _drop(self, ranges: Sequence[_Range]) -> None:
+        for one in ranges:
+            self._ranges.remove(one)
+            self._deregister(one.registered, one.view)
 
     def _deregister(self, registered: object, memory: object) -> None:
         try:
@@ -232,15 +272,17 @@ class NixlMover:
             with self._lock:
                 return self._start(operation, piece, width, pool[first:end])
 
-        with self._bounce_lock:
-            move_by_bounce(self._bounce, part, width, start, is_in=operation == "WRITE")
+        lock, bounce = self._bounces[operation]
+        with lock:
+            move_by_bounce(bounce, part, width, start, is_in=operation == "WRITE")
         return ENDED
 
     def _start_if_registered(
         self, operation: str, part: memoryview, width: int, pool: np.ndarray
     ) -> Transfer | None:
-        """None for memory that is not of the arena. That is looked at and the transfer started
-        under one hold of the lock: between two another thread may let go of an arena."""
+        """None for memory that is not of an arena that is registered. That is looked at and the
+        transfer started under one hold of the lock: between two another thread may let go of an
+        arena."""
         with self._lock:
             if self._is_in_range(part):
                 return self._start(operation, part, width, pool)
@@ -249,10 +291,26 @@ class NixlMover:
             return None
         with self._lock:
             self._check_open()
-            if not self._is_in_range(part):  # nor has another thread registered it
-                self._drop_other_arenas()
-                self._register(arena)
+            # Nor has another thread registered it.
+            if not self._is_in_range(part) and not self._register_arena(arena):
+                return None
             return self._start(operation, part, width, pool)
+
+    def _register_arena(self, arena: memoryview) -> bool:
+        """False if it cannot be; then not again for a while. With the lock held."""
+        now_s = self._clock()
+        is_same = self._refused is not None and address_of(arena) == address_of(self._refused)
+        if is_same and now_s < self._again_at_s:
+            return False
+        self._drop_other_arenas()
+        try:
+            self._register(arena)
+        except TransferFailed as error:
+            log.warning("%s; blocks go through a small buffer", error)
+            self._refused, self._again_at_s = arena, now_s + RETRY_S
+            return False
+        self._refused = None
+        return True
 
     def _start(self, operation: str, part: memoryview, width: int, pool: np.ndarray) -> Transfer:
         """With the lock held."""
@@ -288,12 +346,8 @@ class NixlMover:
         """An agent that came back has another one; the pages of the one before are held until it is
         deregistered. Not beside a transfer, which may be in it: then by the next one, or at the
         end. With the lock held."""
-        if self._under_way:
-            return
-        arenas = [one for one in self._ranges if one.view is not self._bounce]
-        self._ranges = [one for one in self._ranges if one.view is self._bounce]
-        for one in arenas:
-            self._deregister(one.registered, one.view)
+        if not self._under_way:
+            self._drop([one for one in self._ranges if one.view is not self._bounce])
 
     def _register(self, memory: memoryview) -> None:
         """With the lock held, once the mover is made."""
@@ -308,7 +362,8 @@ class NixlMover:
             raise TransferFailed("nixl: the mover is closed")
 
 
-class _Range(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Range:
     """Registered memory of the host. The view keeps it mapped as long as it is."""
 
     start: int

@@ -22,6 +22,7 @@ from .batched_mover import BatchedMover
 from .choose_mover import BLOCKS, NEAR, ChosenMover, MoverRate, make_fastest, measure
 from .cuda_runtime import open_runtime
 from .gather_mover import GatherMover
+from .lock_limits import read_limits
 from .memcpy_mover import MemcpyMover
 from .mover import SectionMover, first_line
 from .nixl_mover import NixlMover, find_gdr_lacks
@@ -82,13 +83,16 @@ def open_mover(
         stack.callback(pinned.close)
         pin = ArenaPin(arena, pinned, clock=clock)
         stack.callback(pin.close)
+        is_locked = True
         try:
             pin.pin()
         except ArenaNotPinned as error:
             if must_pin:
                 raise
             log.warning("%s; blocks go through a small buffer", error)
-        chosen = _find_mover(pool, layout, pinned, arena, clock)
+            # One that comes with its agent is locked then, as a rule.
+            is_locked = arena() is None
+        chosen = _find_mover(pool, layout, pinned, arena, clock, is_locked=is_locked)
         stack.callback(chosen.mover.close)
         # Staging of movers that were only measured: others may have the memory.
         torch.cuda.empty_cache()
@@ -105,21 +109,28 @@ def _find_mover(
     pinned: PinnedMemory,
     arena: Callable[[], memoryview | None],
     clock: Callable[[], float],
+    *,
+    is_locked: bool,
 ) -> ChosenMover:
-    """The fastest of this machine's. Raises MoverUnavailable. Of what is allocated to measure, and
-    of movers that are not chosen, nothing is left when it returns."""
-    kernels = find_kernels(pool.memory, layout.sections[0].bytes)
-    makers, problems = list_makers(pool, layout, pinned, arena, kernels)
-    lacks = find_gdr_lacks()
-    if lacks:
-        del makers[NixlMover.name]
-        problems[NixlMover.name] = "it lacks " + "; ".join(lacks)
+    """The fastest of this machine's, with an arena that is page-locked or not. Raises
+    MoverUnavailable. Of what is allocated to measure, and of movers that are not chosen, nothing is
+    left when it returns."""
     widths = [section.bytes for section in layout.sections]
-    with _lend_scratch(min(BLOCKS, pool.capacity_blocks) * layout.block_bytes, pinned) as part:
+    kernels = find_kernels(pool.memory, widths)
+    view = arena()
+    lacks = find_gdr_lacks(0 if view is None else view.nbytes, read_limits())
+    size_bytes = min(BLOCKS, pool.capacity_blocks) * layout.block_bytes
+    with _lend_scratch(size_bytes, pinned if is_locked else None) as part:
+        makers, problems = list_makers(pool, layout, pinned, arena, kernels, clock=clock, lent=part)
+        if lacks:
+            del makers[NixlMover.name]
+            problems[NixlMover.name] = "it lacks " + "; ".join(lacks)
         chosen = make_fastest(makers, pool, widths, part, clock=clock)
         try:
             if isinstance(chosen.mover, StagedMover):
                 _choose_rows(chosen.mover, pool, widths, part, clock)
+            if isinstance(chosen.mover, NixlMover):
+                chosen.mover.forget(part)
         except BaseException:
             chosen.mover.close()
             raise
@@ -127,10 +138,14 @@ def _find_mover(
 
 
 @contextmanager
-def _lend_scratch(size_bytes: int, pinned: PinnedMemory) -> Iterator[memoryview]:
-    """Page-locked memory for a while. Raises MoverUnavailable."""
+def _lend_scratch(size_bytes: int, pinned: PinnedMemory | None) -> Iterator[memoryview]:
+    """Memory for a while, page-locked and known to `pinned` if that is given. Raises
+    MoverUnavailable."""
+    # Of zeros: what is measured with leaves its bytes in blocks of the pool.
+    if pinned is None:
+        yield memoryview(bytearray(size_bytes))
+        return
     try:
-        # Of zeros: what is measured with leaves its bytes in blocks of the pool.
         memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:
         lack = f"{size_bytes} bytes to page-lock, to measure with: {first_line(error)}"
@@ -172,9 +187,13 @@ def list_makers(
     pinned: PinnedMemory,
     arena: Callable[[], memoryview | None],
     kernels: SectionKernels,
+    *,
+    clock: Callable[[], float],
+    lent: memoryview | None = None,
 ) -> tuple[dict[str, Callable[..., SectionMover]], dict[str, str]]:
     """What makes those that these kernels allow, the ones that are preferred among equals first;
-    and why others cannot be had. A maker takes what else the mover may be told, by keyword."""
+    and why others cannot be had. A maker takes what else the mover may be told, by keyword.
+    `lent`: memory that is measured with, and is not of the arena."""
     runtime = open_runtime()
     shared: dict[str, Any] = {"pool": pool, "layout": layout, "pinned": pinned, "runtime": runtime}
     makers: dict[str, Callable[..., SectionMover]] = {
@@ -182,7 +201,7 @@ def list_makers(
         GatherMover.name: partial(GatherMover, **shared, kernels=kernels),
         BatchedMover.name: partial(BatchedMover, **shared),
         PerBlockMover.name: partial(PerBlockMover, **shared),
-        NixlMover.name: partial(NixlMover, pool, layout, arena=arena),
+        NixlMover.name: partial(NixlMover, pool, layout, arena=arena, clock=clock, lent=lent),
     }
     problems: dict[str, str] = {}
     if not kernels.is_compiled:

@@ -25,9 +25,13 @@ class StagingShape:
 
     piece_bytes: int = 16 << 20
     """Of a staging buffer."""
-    kernel_blocks: int = 132
-    """Blocks of threads of a kernel in the memory of the device: one for each multiprocessor of an
-    H200, for some microseconds. With fewer the last kernel of a load is longer."""
+    kernel_blocks: int | None = None
+    """Blocks of threads of a kernel in the memory of the device, for some microseconds. None: one
+    for each multiprocessor; with fewer the last kernel of a load is longer."""
+
+    def count_kernel_blocks(self, multiprocessors: int) -> int:
+        """Those of a kernel, on a device that has so many."""
+        return multiprocessors if self.kernel_blocks is None else self.kernel_blocks
 
 
 def plan_pieces(blocks: int, width: int, shape: StagingShape) -> list[Piece]:

@@ -24,14 +24,15 @@ from .mover import first_line, left_behind
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-"""Between two tries to lock an arena for which the host has no room."""
+"""Between two tries to lock an arena for which the host has no room, or to let go of the one
+before."""
 
 USERS_DEADLINE_S = 60.0
 """Longest time that pages stay locked for a call that is starting a transfer."""
 
 DEVICE_DEADLINE_S = 30.0
-"""Longest time that pages stay locked for what a device has been given to do: it takes
-milliseconds."""
+"""Longest wait for what a device has been given to do, before its pages are tried again. Transfers
+take milliseconds, passes that are queued beside them may take longer."""
 
 
 def address_of(part: memoryview) -> int:
@@ -85,6 +86,9 @@ class PinnedMemory:
         self._runtime = runtime
         self._device = device
         self._ranges: list[PinnedRange] = []
+        self._let_go: list[PinnedRange] = []
+        """Not used any more, and still locked: `unpin` has failed."""
+        self._is_closed = False
         self._changed = Condition()
 
     def adopt(self, memory: torch.Tensor) -> PinnedRange:
@@ -99,10 +103,10 @@ class PinnedMemory:
         return self._add(new)
 
     def unpin(self, old: PinnedRange) -> None:
-        """Let a range go when nothing uses it any more. Raises TransferFailed: it is then locked to
-        the end of the process, and not used either."""
+        """Let a range go when nothing uses it any more. Raises TransferFailed: it is then still
+        locked, and not used; try again, or have `close` do it."""
         with self._changed:
-            self._ranges.remove(old)
+            (self._ranges if old in self._ranges else self._let_go).remove(old)
             is_unused = self._changed.wait_for(lambda: old.users == 0, USERS_DEADLINE_S)
         try:
             if not is_unused:
@@ -112,7 +116,11 @@ class PinnedMemory:
             if old.is_registered:
                 self._runtime.unregister(old.start)
         except TransferFailed:
-            left_behind.append(old)
+            with self._changed:
+                if self._is_closed:
+                    left_behind.append(old)
+                else:
+                    self._let_go.append(old)
             raise
 
     def disown(self, old: PinnedRange) -> None:
@@ -146,7 +154,9 @@ class PinnedMemory:
         """Unlock everything; nothing uses it any more. What a device that hangs or is lost keeps
         locked is left behind, which the log tells. May be called again."""
         with self._changed:
-            ranges, self._ranges = self._ranges, []
+            self._is_closed = True
+            ranges = [*self._let_go, *self._ranges]
+            self._let_go, self._ranges = [], []
         try:
             self._wait_for_device()
             while ranges:
@@ -238,6 +248,8 @@ class ArenaPin:
         self._clock = clock
         self._limits = limits
         self._pinned: PinnedRange | None = None
+        self._old: PinnedRange | None = None
+        """Of the arena before, which could not be let go of yet."""
         self._tried: memoryview | None = None
         """The arena that was tried last. Held: its address is then no other one's."""
         self._tried_at_s = clock()
@@ -284,11 +296,13 @@ class ArenaPin:
 
     def _let_go(self) -> None:
         """Of the arena that is locked, and of its mapping: the range holds on to it, and when this
-        returns nothing has the range. Raises TransferFailed."""
+        returns nothing has the range. Raises TransferFailed; the next try begins with it again."""
         if self._pinned is not None:
-            old, self._pinned = self._pinned, None
+            self._old, self._pinned = self._pinned, None
             self.status = PinStatus(problem="the arena is gone, another one is being locked")
-            self._memory.unpin(old)
+        if self._old is not None:
+            self._memory.unpin(self._old)
+            self._old = None
 
     def _look(self) -> None:
         """A part was not page-locked: is there another arena? One that could not be locked is tried

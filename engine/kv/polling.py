@@ -12,8 +12,9 @@ forward."""
 
 
 def poll(is_over: Callable[[], bool], deadline_s: float, *, poll_max_s: float = POLL_MAX_S) -> bool:
-    """Look until it is over; False after pauses of `deadline_s` in all. Time in which this process
-    stood still, and could not look, does not count."""
+    """Look until it is over; False when the pauses that were asked for come to `deadline_s`. That
+    counts looks, not time: in a process that stands still, or is busy, a pause lasts longer than
+    it was asked for, and nothing is given up for that."""
     pause, poll_s, waited_s = Event(), POLL_FIRST_S, 0.0
     while not is_over():
         if waited_s >= deadline_s:

@@ -21,6 +21,7 @@ from kvstore.key import Namespace
 from ..block_pool import BlockPool
 from ..errors import InvalidRequest
 from ..store_faults import STORE_ERRORS
+from .device_errors import DEVICE_ERRORS, device_error
 from .mover import SectionMover, first_line
 from .rebuild import Rebuilder
 
@@ -57,6 +58,7 @@ def find_rebuilder(
     """What rebuilds for this pool, if it is to be rebuilt here and not by the agent.
 
     Takes some seconds where kernels are compiled. An agent that is not there is not waited for.
+    Raises DeviceFull, DeviceLost.
     """
     if pool.memory.device.type != "cuda":
         return None
@@ -70,6 +72,8 @@ def find_rebuilder(
 
         kernels = ShardKernels(pool.device, pool.block_bytes, k=k, m=m)
         times = measure(kernels, MEASURED_BLOCKS, clock=clock)
+    except DEVICE_ERRORS as error:
+        raise device_error(error) from error
     # An OSError is a kernel's that could not be compiled.
     except (ImportError, InvalidRequest, RuntimeError, OSError) as error:
         log.warning("lost shards are rebuilt by the agent: %s", first_line(error))

@@ -8,7 +8,7 @@ whole GPU for a moment. Only the compiled one is worth using over the bus.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -136,13 +136,13 @@ class TorchKernels:
         torch.index_select(section, 0, block_ids, out=rows)
 
 
-def find_kernels(pool: torch.Tensor, section_bytes: int) -> SectionKernels:
-    """The compiled ones for this pool, if there are any: the copy of its first section, of so many
-    bytes, is compiled and run. Where there is no compiler, the log says why. Raises DeviceFull,
-    DeviceLost."""
+def find_kernels(pool: torch.Tensor, section_bytes: Sequence[int]) -> SectionKernels:
+    """The compiled ones for this pool, if there are any: the copies of its sections, of so many
+    bytes, are compiled and run, both ways. Where there is no compiler, the log says why. Raises
+    DeviceFull, DeviceLost."""
     try:
         kernels = CompiledKernels()
-        _try_one(kernels, pool, section_bytes)
+        _try_all(kernels, pool, section_bytes)
         return kernels
     except DEVICE_ERRORS as error:
         raise device_error(error) from error
@@ -156,12 +156,18 @@ def find_kernels(pool: torch.Tensor, section_bytes: int) -> SectionKernels:
         return TorchKernels()
 
 
-def _try_one(kernels: SectionKernels, pool: torch.Tensor, section_bytes: int) -> None:
-    """Out of the pool, of which nothing changes."""
+def _try_all(kernels: SectionKernels, pool: torch.Tensor, section_bytes: Sequence[int]) -> None:
+    """Out of a block that nobody uses yet and back into it, so that nothing of the pool changes."""
     with torch.cuda.device_of(pool):  # type: ignore[no-untyped-call]
-        row = torch.empty((1, section_bytes), dtype=torch.uint8, device=pool.device)
         ids = torch.zeros(1, dtype=torch.int32, device=pool.device)
-        kernels.gather(row, pool, ids, 0, 1)
+        offset = 0
+        for width in section_bytes:
+            row = torch.empty((1, width), dtype=torch.uint8, device=pool.device)
+            kernels.gather(row, pool, ids, offset, 1)
+            kernels.scatter(row, pool, ids, offset, 1)
+            offset += width
+        # What a kernel does wrong is told to whoever waits for it.
+        pool[0].cpu()
 
 
 def _in_words(

@@ -17,7 +17,7 @@ from kvstore.layout import BlockLayout
 from ..block_pool import BlockPool
 from .cuda_mover import CudaMover, HostPart, Lane, cut_rows
 from .cuda_runtime import CudaRuntime
-from .cuda_streams import make_event, record
+from .cuda_streams import count_multiprocessors, make_event, record
 from .piece_plan import Piece, StagingShape, plan_pieces
 from .pinned import PinnedMemory
 from .section_kernels import SectionKernels
@@ -78,6 +78,7 @@ class StagedMover(CudaMover):
         super().__init__(pool, layout, pinned=pinned, runtime=runtime)
         self._kernels = kernels
         self._shape = shape
+        self._kernel_blocks = shape.count_kernel_blocks(count_multiprocessors(self._device))
         self.may_copy_rows = may_copy_rows
         size_bytes = max(shape.piece_bytes, *(section.bytes for section in layout.sections))
         self._staging_in = _Staging(size_bytes, self._device)
@@ -110,7 +111,7 @@ class StagedMover(CudaMover):
             self._pool,
             cut_rows(ids, piece.first, piece.end),
             place.offset,
-            self._shape.kernel_blocks,
+            self._kernel_blocks,
         )
         buffer.emptied = record(kernels)
 
@@ -133,7 +134,7 @@ class StagedMover(CudaMover):
             self._pool,
             cut_rows(ids, piece.first, piece.end),
             place.offset,
-            self._shape.kernel_blocks,
+            self._kernel_blocks,
         )
         buffer.filled.record(kernels)
         copies.wait_event(buffer.filled)

@@ -1,14 +1,16 @@
 """Prefixes out of the agent of the host: leased runs that fill section by section, and one thread
 that moves each section into the pool as soon as the run has it.
 
-    prefix-match   match
-    prefix-load    lease, begin to fetch, window state, wait for section 0, 1, ...
-    swap-in                                                   copy 0, 1, ...
-    engine                                                       pass over layers 0, 1, ...
+    prefix-match    match
+    prefix-load     lease, begin to fetch, wait for section 0, 1, ...
+    prefix-window                          window state
+    swap-in                                  copy 0, 1, ...
+    engine                                      pass over layers 0, 1, ...
 """
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
@@ -35,8 +37,8 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMITS = LoadLimits()
 
 SHARE = 0.5
-"""Part of a load's time that it may wait for room in the arena, or for window state: the rest is
-for the blocks."""
+"""Part of a load's time that it may wait for room in the arena; the rest is for the blocks. And
+part of that rest that it may wait for window state beside them."""
 
 LEAST_DEADLINE_S = 0.001
 
@@ -74,13 +76,14 @@ class AgentSource(ThreadedSource):
         self._client = client
         self._window_layout = window_layout
         self._mover = MemcpyMover(pool, namespace.layout) if mover is None else mover
-        self._copying = WorkThreads("swap-in", count=1, clock=clock)
         # The client knows the layout from now on; why the agent does not, later calls will tell.
         with suppress(*STORE_ERRORS):
             client.open_namespace(namespace, window_layout=window_layout)
         self._rebuilder = rebuilder or find_rebuilder(
             client, namespace, pool, self._mover, clock=clock
         )
+        self._copying = WorkThreads("swap-in", count=1, clock=clock)
+        self._window_fetching = WorkThreads("prefix-window", count=limits.loads_max, clock=clock)
         super().__init__(
             namespace=namespace,
             pool=pool,
@@ -93,8 +96,10 @@ class AgentSource(ThreadedSource):
     def close(self, deadline_s: float) -> bool:
         """See PrefixSource."""
         end_s = self._clock() + deadline_s
-        has_loaded = super().close(deadline_s)
-        return self._copying.close(max(0.0, end_s - self._clock())) and has_loaded
+        has_ended = super().close(deadline_s)
+        for threads in (self._window_fetching, self._copying):
+            has_ended = threads.close(max(0.0, end_s - self._clock())) and has_ended
+        return has_ended
 
     def _match(self, load: ThreadedLoad) -> tuple[int, HitPlan]:
         found = self._client.match(
@@ -114,7 +119,7 @@ class AgentSource(ThreadedSource):
                 with run:
                     brought = self._bring_by(run, load, end_at_s)
             elif not load.order.block_ids:
-                self._bring_window(load, end_at_s)
+                self._end_window(load, self._begin_window(load, end_at_s))
         except STORE_ERRORS as error:
             self._note(load, "fetch", error)
         load.finish(
@@ -152,7 +157,8 @@ class AgentSource(ThreadedSource):
             rebuild="agent" if rebuilder is None else "reader",
             deadline_s=self._left_s(end_at_s),
         )
-        self._bring_window(load, end_at_s)
+        # Beside the sections: neither waits for the other.
+        window = self._begin_window(load, end_at_s)
         swap = RunSwap(
             load,
             run,
@@ -169,6 +175,8 @@ class AgentSource(ThreadedSource):
                 log.warning("lost shards are rebuilt by the agent from now on: %s", error)
                 # The agent can leave out each shard in turn, until the block is right.
                 self._rebuilder = None
+        finally:
+            self._end_window(load, window)
         return _Brought(
             blocks=swap.whole_blocks,
             rejected_shards=self._count_rejected(load, fetch, end_at_s),
@@ -176,21 +184,31 @@ class AgentSource(ThreadedSource):
             swap_in_s=swap.copy_s,
         )
 
+    def _begin_window(self, load: ThreadedLoad, end_at_s: float) -> Future[None] | None:
+        # One that is given up may be so because the threads end.
+        if load.order.plan.window_anchor is None or load.is_given_up:
+            return None
+        return self._window_fetching.call(self._bring_window, load, end_at_s)
+
+    def _end_window(self, load: ThreadedLoad, window: Future[None] | None) -> None:
+        """Return when it has come, or will not come any more."""
+        if window is not None:
+            try:
+                window.result()
+            except STORE_ERRORS as error:
+                self._note(load, "window", error)
+
     def _bring_window(self, load: ThreadedLoad, end_at_s: float) -> None:
+        """Raises STORE_ERRORS."""
         anchor = load.order.plan.window_anchor
-        if anchor is None:
-            return
+        assert anchor is not None
         assert self._window_layout is not None
         start_s = self._clock()
         record = bytearray(self._window_layout.block_bytes)
         key = load.keys[anchor // BLOCK_TOKENS - 1]
-        try:
-            found = self._client.fetch_window(
-                self._namespace, key, record, deadline_s=self._share(end_at_s)
-            )
-        except STORE_ERRORS as error:
-            self._note(load, "window", error)
-            return
+        found = self._client.fetch_window(
+            self._namespace, key, record, deadline_s=self._share(end_at_s)
+        )
         load.note("window", None, start_s, self._clock())
         if found.is_found:
             load.publish_window(memoryview(record))

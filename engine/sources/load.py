@@ -162,19 +162,31 @@ class ThreadedLoad:
             return
         if self._outcome is not None:
             raise LoadFellShort
+        if self._is_confirmed_behind(self.order.after):
+            return
+        # Transfers have one order: some before them may wait for what was computed later.
+        later = self._mark_compute()
+        if later is None or not self._is_confirmed_behind(later):
+            raise LoadFellShort
+
+    def _is_confirmed_behind(self, mark: ComputeMark) -> bool:
+        """Whether it is, a while after `mark`: a pass that transfers stand behind may take longer
+        than they may. Raises LoadFellShort if it never will be."""
         try:
-            # A pass that the transfers stand behind may take longer than they may.
             what = "the confirmation of a load"
-            wait_for_compute(self.order.after, what, deadline_s=COMPUTE_WAIT_S)
+            wait_for_compute(mark, what, deadline_s=COMPUTE_WAIT_S)
         except TransferFailed as error:  # the next pass meets it too
             raise LoadFellShort from error
         with self._changed:
             end_s = self._clock() + CONFIRM_WAIT_S
             while not self._is_confirmed:
-                left_s = end_s - self._clock()
-                if self._outcome is not None or left_s <= 0:
+                if self._outcome is not None:
                     raise LoadFellShort
+                left_s = end_s - self._clock()
+                if left_s <= 0:
+                    return False
                 self._changed.wait(left_s)
+        return True
 
     @property
     def outcome(self) -> LoadOutcome | None:
@@ -202,6 +214,13 @@ class ThreadedLoad:
         with self._changed:
             self._found = found
         self._on_change()
+
+    @property
+    def has_brought(self) -> bool:
+        """Whether anything of what was ordered came. Of a load that has ended."""
+        outcome = self._outcome
+        assert outcome is not None
+        return outcome.blocks > self.order.first_block or outcome.window is not None
 
     def take(self) -> bool:
         """Whether the caller is the one to bring it and to call `finish`."""

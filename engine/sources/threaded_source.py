@@ -1,4 +1,10 @@
-"""What all sources have alike: threads that match, threads that bring, and the loads under way."""
+"""What all sources have alike: threads that match, threads that bring, and the loads under way.
+
+A store that answers nothing costs a request no more than a deadline that others ran into before it,
+and one of its own, for its match and again for its load. After the first one nobody asks for
+`rest_s`: whoever is in line or comes then has missed at once. Then one asks, and the others with it
+if it is answered.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,10 +20,14 @@ from ..kv.mover import ComputeMark
 from ..prefix_source import PrefixFound
 from ..store_faults import STORE_ERRORS, StoreFaults
 from ..work_threads import WorkThreads
+from .circuit_breaker import CircuitBreaker
 from .load import ThreadedLoad, mark_nothing
 
 MATCH_THREADS = 2
 """One match that nobody answers must not hold back the next one."""
+
+LATE_PART = 0.9
+"""Of a deadline: a store that gives up by itself does so a little before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +40,9 @@ class LoadLimits:
     match_deadline_s: float = 1.0
     fetch_deadline_s: float = 2.0
     """From the moment a load's turn has come until what is there by then is all."""
+
+    rest_s: float = 2.0
+    """Nobody asks for so long after somebody has waited for a deadline, and nothing came."""
 
     section_wait_s: float = 0.1
     """Longest time that all sections of a pass may keep it waiting, together."""
@@ -69,6 +82,8 @@ class ThreadedSource(ABC):
         self._lock = Lock()
         self._loads: set[ThreadedLoad] = set()
         """Begun, and not finished."""
+        self._match_breaker = CircuitBreaker(rest_s=limits.rest_s, clock=clock)
+        self._load_breaker = CircuitBreaker(rest_s=limits.rest_s, clock=clock)
         self._matching = WorkThreads("prefix-match", count=MATCH_THREADS, clock=clock)
         self._bringing = WorkThreads("prefix-load", count=limits.loads_max, clock=clock)
 
@@ -114,8 +129,8 @@ class ThreadedSource(ABC):
         start_s = self._clock()
         matched_blocks, plan = 0, MISS
         try:
-            if not load.is_given_up:
-                matched_blocks, plan = self._match(load)
+            if not load.is_given_up and self._match_breaker.may_ask():
+                matched_blocks, plan = self._match_and_note(load)
         except STORE_ERRORS as error:
             self._faults.note("match", error)
         finally:  # also if the thread ends here: nobody is to wait for it
@@ -124,6 +139,15 @@ class ThreadedSource(ABC):
             load.settle_match(
                 PrefixFound(matched_blocks=matched_blocks, plan=plan, match_s=end_s - start_s)
             )
+
+    def _match_and_note(self, load: ThreadedLoad) -> tuple[int, HitPlan]:
+        due_s = self._clock() + LATE_PART * self._limits.match_deadline_s
+        matched_blocks = 0
+        try:
+            matched_blocks, plan = self._match(load)
+        finally:
+            self._match_breaker.note(is_late=matched_blocks == 0 and self._clock() >= due_s)
+        return matched_blocks, plan
 
     def _put_in_line(self, load: ThreadedLoad) -> bool:
         with self._lock:
@@ -141,11 +165,17 @@ class ThreadedSource(ABC):
             self._forget(load)
 
     def _bring_to_its_end(self, load: ThreadedLoad) -> None:
+        if not self._load_breaker.may_ask():
+            load.finish()
+            return
+        due_s = self._clock() + LATE_PART * self._limits.fetch_deadline_s
         try:
             self._bring(load)
         finally:
             if load.outcome is None:  # the thread ends here: nobody is to wait for it
                 load.finish()
+            is_empty = not load.has_brought and not load.is_given_up
+            self._load_breaker.note(is_late=is_empty and self._clock() >= due_s)
 
     def _forget(self, load: ThreadedLoad) -> None:
         with self._lock:

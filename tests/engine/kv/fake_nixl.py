@@ -47,6 +47,8 @@ class FakeAgent:
             start, size = memory.data_ptr(), memory.numel()
         else:
             ((start, size, _device, _text),) = memory
+        if sum(self.registered.values()) + size > self._package.room_bytes:
+            raise LookupError("NIXL_ERR_NO_ROOM")
         assert start not in self.registered
         self.registered[start] = size
         return start, size
@@ -106,6 +108,8 @@ class FakeNixl:
         """Of every transfer."""
         self.fails: set[str] = set()
         """Calls that raise."""
+        self.room_bytes = 1 << 40
+        """Of all memory that is registered at one time."""
 
     def raise_if_told(self, call: str) -> None:
         if call in self.fails:

@@ -7,18 +7,26 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from engine.block_pool import BlockPool
-from engine.errors import MoverUnavailable, TransferFailed, describe_in_one_line
+from engine.errors import MoverUnavailable, describe_in_one_line
+from engine.kv import open_mover as open_mover_module
+from engine.kv import pinned as pinned_module
 from engine.kv.choose_mover import MoverRate, choose_mover, make_fastest, measure_movers
 from engine.kv.memcpy_mover import MemcpyMover
 from engine.kv.mover import ComputeMark, EndedTransfer, SectionMover, Transfer
+from engine.kv.nixl_mover import BOUNCE_BYTES, NixlMover
 from engine.kv.open_mover import open_mover
+from engine.kv.pinned import PinnedMemory
+from engine.kv.section_kernels import TorchKernels
 from tests.engine.kv.delayed_mover import DelayedMover
+from tests.engine.kv.failing_mover import FailingMover
+from tests.engine.kv.fake_nixl import FakeNixl
 from tests.engine.stored_prompt import LAYOUT, StoredPrompt
 
 
@@ -62,20 +70,6 @@ def test_way_that_takes_the_hosts_time_is_left_out_while_there_is_another(
     rates: list[MoverRate], chosen: str
 ) -> None:
     assert choose_mover(rates) == chosen
-
-
-class FailingMover(MemcpyMover):
-    """A device that takes no work."""
-
-    def to_pool(
-        self,
-        part: memoryview,
-        section: int,
-        block_ids: Sequence[int],
-        *,
-        after: ComputeMark = None,
-    ) -> Transfer:
-        raise TransferFailed("it has failed")
 
 
 def test_measurement_tells_what_movers_do_and_gives_the_blocks_back() -> None:
@@ -243,6 +237,69 @@ def test_pool_of_the_host_is_filled_by_a_memcpy() -> None:
     pool = StoredPrompt(1).pool(1)
     with open_mover(pool, LAYOUT, lambda: None, clock=time.monotonic) as opened:
         assert opened.describe() == {"mover": "memcpy", "rates": [], "problems": {}}
+
+
+def test_ways_are_measured_with_an_arena_as_the_real_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where that cannot be page-locked, what is measured with is not; NIXL has both registered."""
+    pool, api = StoredPrompt(1).pool(10), FakeNixl()
+    arena = np.zeros(8 * LAYOUT.block_bytes, np.uint8).data
+
+    def list_nixl(*_: object, lent: memoryview, **__: object) -> tuple[dict[str, object], object]:
+        make = partial(
+            NixlMover,
+            pool,
+            LAYOUT,
+            arena=lambda: arena,
+            clock=time.monotonic,
+            lent=lent,
+            api=api.module,
+        )
+        return {"nixl": make}, {}
+
+    monkeypatch.setattr(open_mover_module, "find_kernels", lambda *_: TorchKernels())
+    monkeypatch.setattr(open_mover_module, "find_gdr_lacks", lambda *_: [])
+    monkeypatch.setattr(open_mover_module, "list_makers", list_nixl)
+    pinned = cast("PinnedMemory", None)
+    chosen = open_mover_module._find_mover(
+        pool, LAYOUT, pinned, lambda: arena, time.monotonic, is_locked=False
+    )
+    assert chosen.mover.name == "nixl"
+    moved = {row[0] for handle in api.handles for row in handle.local.tolist()}
+    bounce = min(start for start, size in api.registered.items() if size >= BOUNCE_BYTES)
+    assert not any(bounce <= start < bounce + 2 * BOUNCE_BYTES for start in moved)
+    assert len(api.registered) == 3  # pool, buffer, arena
+    chosen.mover.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_arena_that_is_locked_or_not_is_measured_on_a_gpu_as_it_is(
+    is_locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = BlockPool(block_bytes=LAYOUT.block_bytes, capacity_blocks=80, device="cuda")
+    found: list[bool] = []
+
+    def look(
+        makers: dict[str, Callable[[], SectionMover]],
+        pool: BlockPool,
+        widths: Sequence[int],
+        part: memoryview,
+        **others: Callable[[], float],
+    ) -> object:
+        found.append(torch.frombuffer(part, dtype=torch.uint8).is_pinned())
+        return make_fastest(makers, pool, widths, part, **others)
+
+    monkeypatch.setattr(open_mover_module, "make_fastest", look)
+    if not is_locked:
+        monkeypatch.setattr(pinned_module, "find_lack", lambda *_: "no room")
+    arena = np.zeros(2 << 20, np.uint8)
+    first = -arena.ctypes.data % 4096
+    view = arena[first : first + (1 << 20)].data
+    with open_mover(pool, LAYOUT, lambda: view, clock=time.monotonic) as opened:
+        assert opened.rates
+    assert found == [is_locked]
 
 
 @pytest.mark.gpu

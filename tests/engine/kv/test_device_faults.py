@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Event
@@ -29,6 +30,7 @@ from engine.llm_engine import LLMEngine
 from engine.request import TokenEvent
 from engine.store_faults import StoreFaults
 from engine.worker.engine_thread import EngineThread
+from engine.worker.request_line import RequestLine
 from kvstore.errors import StoreError
 from tests.engine.llm_engine.engine_bench import llama
 from tests.engine.waiting import DEADLINE_S
@@ -107,8 +109,9 @@ def test_deadline_of_a_transfer_begins_when_the_pass_before_it_is_over(
         return over[-1]
 
     event = FakeEvent(query=lambda: bool(over) and over[-1])
+    passes = (FakeEvent(query=lambda: True), FakeEvent(end_pass))
     transfer = EventTransfer(
-        cast("torch.cuda.Event", event), GPU, after=cast("torch.cuda.Event", FakeEvent(end_pass))
+        cast("torch.cuda.Event", event), GPU, behind=cast("tuple[torch.cuda.Event, ...]", passes)
     )
     transfer.wait()
     assert len(over) == 5
@@ -137,8 +140,8 @@ def test_pass_that_never_ends_is_told_again_and_again_and_given_up_in_the_end(
     told = [one.getMessage() for one in caplog.records]
     assert len(told) == 19
     assert told[0] == "a save: what was computed before it has not ended for 30 s; it waits"
-    with pytest.raises(TransferStuck, match=r"not ended for 60 s$"):
-        wait_for_compute(never, "a load", deadline_s=60.0)
+    with pytest.raises(TransferStuck, match=r"not ended for 45 s$"):
+        wait_for_compute(never, "a load", deadline_s=45.0)
 
 
 def test_pass_that_ends_late_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +261,10 @@ def test_engine_on_a_device_that_is_lost_ends_with_one_line() -> None:
         ended.set()
 
     with LostEngine(llama(8, 1)) as engine:
-        thread = EngineThread(engine, None, ends_after_prefill=False, on_end=note)
+        line = RequestLine(1, clock=time.monotonic)
+        thread = EngineThread(
+            engine, None, line, ends_after_prefill=False, on_end=note, clock=time.monotonic
+        )
         thread.start(lambda deliveries: None)
         assert ended.wait(DEADLINE_S)
         assert thread.stop(DEADLINE_S)

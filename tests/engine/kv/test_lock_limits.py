@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from engine.kv.lock_limits import (
     RESERVE_BYTES,
     LockLimits,
     find_lack,
+    find_memlock_lack,
     left_in_group,
     missing_bytes,
     read_limits,
@@ -50,8 +52,9 @@ def test_what_there_is_no_memory_for_is_not_locked(
 
 
 def test_limit_of_locked_memory_counts_for_those_who_are_held_to_it() -> None:
-    assert find_lack(GIB, limits(memlock=GIB), counts_memlock=True) is None
-    found = find_lack(GIB, limits(memlock=8 << 20), counts_memlock=True)
+    assert find_memlock_lack(GIB, limits(memlock=GIB)) is None
+    assert find_memlock_lack(GIB, limits()) is None
+    found = find_memlock_lack(GIB, limits(memlock=8 << 20))
     assert "RLIMIT_MEMLOCK is 8388608" in (found or "")
     assert "RLIMIT_MEMLOCK: 8388608 bytes" in limits(memlock=8 << 20).describe()
 
@@ -124,6 +127,18 @@ def test_system_that_says_nothing_sets_no_limit(tmp_path: Path) -> None:
     assert (found.available_bytes, found.group_left_bytes) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "is_held"),
+    [("0000000000000000", True), ("0000000000004000", False), ("000001ffffffbfff", True)],
+)
+def test_limit_of_locked_memory_holds_for_a_process_without_the_right_to_lock_all(
+    system: Path, capabilities: str, is_held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    (system / "proc/self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
+    assert found_limits(system).memlock_bytes == (8 << 20 if is_held else None)
+
+
 def test_only_pages_that_are_not_there_yet_count_as_missing() -> None:
     with mmap.mmap(-1, 64 * mmap.PAGESIZE) as area:
         view = np.frombuffer(area, np.uint8)
@@ -157,12 +172,25 @@ def test_runtime_is_the_one_that_is_loaded(maps: str, path: str | None) -> None:
 
 
 def test_gdr_lacks_what_the_host_does_not_have(tmp_path: Path) -> None:
-    assert any("RDMA port" in lack for lack in find_gdr_lacks(tmp_path))
+    def found(memlock: int | None = None) -> list[str]:
+        return find_gdr_lacks(GIB, limits(memlock=memlock), tmp_path)
+
+    assert any("RDMA port" in lack for lack in found())
     port = tmp_path / "class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     (port / "state").write_text("1: DOWN\n")
-    assert any("of 1 in" in lack for lack in find_gdr_lacks(tmp_path))
+    assert any("of 1 in" in lack for lack in found())
     (port / "state").write_text("4: ACTIVE\n")
     (tmp_path / "module/nvidia_peermem").mkdir(parents=True)
-    lacks = find_gdr_lacks(tmp_path)
-    assert not any("RDMA port" in lack or "peermem" in lack for lack in lacks)
+    lacks = found(memlock=GIB)
+    assert not any("RDMA port" in lack or "peermem" in lack or "lock" in lack for lack in lacks)
+    assert any("RLIMIT_MEMLOCK is 8388608" in lack for lack in found(memlock=8 << 20))
+
+
+def test_port_that_goes_away_while_it_is_read_is_one_that_is_not_active(tmp_path: Path) -> None:
+    ports = tmp_path / "class/infiniband/mlx5_0/ports"
+    (ports / "1/state").mkdir(parents=True)  # what cannot be read
+    assert any("active (of 1" in lack for lack in find_gdr_lacks(0, limits(), tmp_path))
+    (ports / "2").mkdir()
+    (ports / "2/state").write_text("4: ACTIVE\n")
+    assert not any("active" in lack for lack in find_gdr_lacks(0, limits(), tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,11 +115,12 @@ def _delayed(pool: BlockPool, layout: BlockLayout, arena: memoryview) -> Section
 
 
 def _nixl(pool: BlockPool, layout: BlockLayout, arena: memoryview) -> SectionMover:
-    return NixlMover(pool, layout, arena=lambda: arena)
+    return NixlMover(pool, layout, arena=lambda: arena, clock=time.monotonic)
 
 
 def _nixl_fake(pool: BlockPool, layout: BlockLayout, arena: memoryview) -> SectionMover:
-    return NixlMover(pool, layout, arena=lambda: arena, api=FakeNixl().module)
+    api = FakeNixl().module
+    return NixlMover(pool, layout, arena=lambda: arena, clock=time.monotonic, api=api)
 
 
 HOST_MOVERS: dict[str, Maker] = {
@@ -134,6 +136,9 @@ GPU_MOVERS = (
     "gather",
     "batched",
     "per_block",
+    "gather_unpinned",
+    "batched_unpinned",
+    "per_block_unpinned",
     "nixl_gpu",
 )
 NIXL_LACKS = pytest.mark.skipif(
@@ -146,10 +151,10 @@ def _gpu_mover(
 ) -> tuple[SectionMover, PinnedMemory]:
     runtime = open_runtime()
     pinned = PinnedMemory(runtime, pool.memory.device)
-    if name != "staged_unpinned":
+    if not name.endswith("_unpinned"):
         pinned.pin(arena)
     mover: SectionMover
-    match name:
+    match name.removesuffix("_unpinned"):
         case "gather":
             mover = GatherMover(
                 pool, layout, pinned=pinned, runtime=runtime, kernels=CompiledKernels()
@@ -159,7 +164,7 @@ def _gpu_mover(
         case "per_block":
             mover = PerBlockMover(pool, layout, pinned=pinned, runtime=runtime)
         case "nixl_gpu":
-            mover = NixlMover(pool, layout, arena=lambda: arena)
+            mover = NixlMover(pool, layout, arena=lambda: arena, clock=time.monotonic)
         case _:
             mover = StagedMover(
                 pool,
@@ -411,6 +416,7 @@ def test_checksum_of_a_section_is_of_what_stands_in_the_pool(bench: Bench) -> No
 def test_buffer_that_is_too_small_is_let_go_of_when_there_is_a_larger_one() -> None:
     layout = BlockLayout((Section("a", 64), Section("b", BOUNCE_BYTES + 64)))
     pool = BlockPool(block_bytes=layout.block_bytes, capacity_blocks=2, device="cuda")
+    pool.memory.zero_()
     mover, pinned = _gpu_mover("staged_unpinned", pool, layout, memoryview(b""))
     for section, width in enumerate((64, BOUNCE_BYTES + 64)):
         out = np.zeros(width, np.uint8)

@@ -4,7 +4,9 @@ right bytes is tested with the other movers."""
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import cast
 
@@ -16,10 +18,13 @@ from engine.block_pool import BlockPool
 from engine.errors import DeviceLost, MoverUnavailable, TransferFailed, TransferStuck
 from engine.kv import mover as mover_module
 from engine.kv import nixl_transfer, polling
+from engine.kv.choose_mover import make_fastest
 from engine.kv.mover import wait_to_end
-from engine.kv.nixl_mover import NixlMover
+from engine.kv.nixl_mover import BOUNCE_BYTES, NixlMover
+from engine.kv.pinned import RETRY_S, address_of
 from kvstore.layout import BlockLayout, Section
 from tests.engine.kv.fake_nixl import FakeNixl
+from tests.engine.waiting import DEADLINE_S
 
 LAYOUT = BlockLayout((Section("a", 640), Section("b", 1280)))
 BLOCKS = 6
@@ -28,16 +33,45 @@ BLOCKS = 6
 class Host:
     """A mover over a fake package, and an arena that may be another one later."""
 
+    mover: NixlMover
+
     def __init__(self) -> None:
         self.nixl = FakeNixl()
         self.pool = BlockPool(block_bytes=LAYOUT.block_bytes, capacity_blocks=BLOCKS)
         self.arena = self.map_arena()
+        self.now_s = 0.0
 
     def map_arena(self) -> memoryview:
         return np.zeros(BLOCKS * LAYOUT.block_bytes, np.uint8).data
 
-    def make_mover(self) -> NixlMover:
-        return NixlMover(self.pool, LAYOUT, arena=lambda: self.arena, api=self.nixl.module)
+    def make_mover(self, lent: memoryview | None = None) -> NixlMover:
+        return NixlMover(
+            self.pool,
+            LAYOUT,
+            arena=lambda: self.arena,
+            clock=lambda: self.now_s,
+            lent=lent,
+            api=self.nixl.module,
+        )
+
+    def refuse_more(self) -> None:
+        """The package has no room for what is not registered yet."""
+        self.nixl.room_bytes = sum(self.nixl.registered.values())
+
+    def is_direct(self, part: memoryview) -> bool:
+        """Move two blocks there and back: whether the package was given their own addresses, and
+        not those of a buffer."""
+        part[:] = bytes(range(256)) * (part.nbytes // 256)
+        expected, count = bytes(part), len(self.nixl.handles)
+        wait_to_end(self.mover.to_pool(part, 0, [3, 1]))
+        part[:] = bytes(part.nbytes)
+        wait_to_end(self.mover.from_pool(part, 0, [3, 1]))
+        assert bytes(part) == expected
+        rows = [row for handle in self.nixl.handles[count:] for row in handle.local.tolist()]
+        first = address_of(part)
+        inside = {first <= start and start + size <= first + part.nbytes for start, size, _ in rows}
+        assert len(inside) == 1
+        return inside == {True}
 
     def part(self, blocks: int) -> memoryview:
         return self.arena[: blocks * 640]
@@ -67,6 +101,75 @@ def test_all_that_was_registered_is_given_back_at_the_end(host: Host) -> None:
     with pytest.raises(TransferFailed, match="nixl: the mover is closed"):
         mover.to_pool(host.part(2), 0, [3, 1])
     assert host.nixl.registered == {}
+
+
+def test_arena_is_registered_before_anything_is_moved(host: Host) -> None:
+    host.mover = host.make_mover()
+    assert address_of(host.arena) in host.nixl.registered
+    assert host.is_direct(host.part(2))
+    assert not host.is_direct(np.zeros(1280, np.uint8).data)
+
+
+def test_arena_that_cannot_be_registered_is_a_mover_that_is_not_to_be_had(host: Host) -> None:
+    host.make_mover().close()
+    host.nixl.room_bytes = host.pool.memory.nbytes + 2 * BOUNCE_BYTES
+    with pytest.raises(MoverUnavailable, match=r"bytes of the host: NIXL_ERR_NO_ROOM$"):
+        host.make_mover()
+    assert host.nixl.registered == {}
+
+
+def test_arena_of_an_agent_that_came_back_and_cannot_be_registered_goes_through_the_buffer(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs speed and no transfer; and is not tried again for every part."""
+    host.mover = host.make_mover()
+    host.arena = np.zeros(2 * host.arena.nbytes, np.uint8).data
+    host.refuse_more()
+    for _ in range(3):
+        assert not host.is_direct(host.part(2))
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert "NIXL_ERR_NO_ROOM; blocks go through a small buffer" in told
+    host.nixl.room_bytes = 1 << 40
+    assert not host.is_direct(host.part(2))
+    host.now_s = RETRY_S
+    assert host.is_direct(host.part(2))
+
+
+def test_next_arena_is_tried_at_once(host: Host) -> None:
+    host.mover = host.make_mover()
+    host.arena = np.zeros(2 * host.arena.nbytes, np.uint8).data
+    host.refuse_more()
+    assert not host.is_direct(host.part(2))
+    host.arena = host.map_arena()
+    assert host.is_direct(host.part(2))
+
+
+def test_memory_that_it_is_measured_with_is_moved_as_the_arena_is(host: Host) -> None:
+    """Through the buffer it would hardly ever be the fastest, and so never be chosen."""
+    lent = host.map_arena()
+    widths = [section.bytes for section in LAYOUT.sections]
+    chosen = make_fastest(
+        {"nixl": lambda: host.make_mover(lent)}, host.pool, widths, lent, clock=time.monotonic
+    )
+    assert isinstance(chosen.mover, NixlMover)
+    first, end = address_of(lent), address_of(lent) + lent.nbytes
+    rows = [row for handle in host.nixl.handles for row in handle.local.tolist()]
+    assert rows
+    assert all(first <= start and start + size <= end for start, size, _ in rows)
+    host.mover = chosen.mover
+    host.mover.forget(lent)
+    assert first not in host.nixl.registered
+    assert host.is_direct(host.part(2))
+
+
+def test_load_goes_through_the_buffer_beside_a_save_that_has_not_ended(host: Host) -> None:
+    mover = host.make_mover()
+    lock, _ = mover._bounces["READ"]
+    with lock, ThreadPoolExecutor(1) as threads:
+        load = threads.submit(mover.to_pool, np.zeros(1280, np.uint8).data, 0, [3, 1])
+        assert load.result(DEADLINE_S).has_ended
+    reads, writes = mover._bounces["READ"][1], mover._bounces["WRITE"][1]
+    assert address_of(writes) + writes.nbytes == address_of(reads)
 
 
 def test_arena_of_an_agent_that_came_back_takes_the_place_of_the_one_before(host: Host) -> None:
@@ -190,9 +293,7 @@ def test_what_was_registered_before_the_failure_is_given_back(
     assert host.nixl.registered == {}
 
 
-@pytest.mark.parametrize(
-    "call", ["initialize_xfer", "transfer", "check_xfer_state", "register_memory"]
-)
+@pytest.mark.parametrize("call", ["initialize_xfer", "transfer", "check_xfer_state"])
 def test_package_that_fails_in_a_transfer_is_a_transfer_that_failed(host: Host, call: str) -> None:
     mover = host.make_mover()
     host.nixl.fails = {call}
@@ -249,5 +350,5 @@ def test_memory_that_cannot_be_deregistered_is_told(
     host.nixl.fails = {"deregister_memory"}
     mover.close()
     told = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-    assert len(told) == 2
+    assert len(told) == 3  # buffer, arena, pool
     assert all("stays registered until the process ends" in line for line in told)

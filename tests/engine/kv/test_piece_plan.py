@@ -21,5 +21,10 @@ def test_pieces_cover_every_block_once_and_fit_into_a_buffer(
     assert all((p.end - p.first) * width <= max(piece_bytes, width) for p in pieces)
 
 
+def test_kernel_has_a_block_of_threads_for_each_multiprocessor_unless_it_is_told() -> None:
+    assert StagingShape().count_kernel_blocks(78) == 78
+    assert StagingShape(kernel_blocks=16).count_kernel_blocks(78) == 16
+
+
 def test_section_of_300_blocks_is_one_dma() -> None:
     assert plan_pieces(300, V41_LAST, StagingShape()) == [Piece(0, 300)]

@@ -151,6 +151,47 @@ def test_nothing_maps_the_old_arena_when_there_has_to_be_room_for_the_new_one(ho
     assert host.is_locked()
 
 
+def test_arena_that_a_long_pass_keeps_is_let_go_of_when_that_is_over() -> None:
+    """Else the next one finds no room, and what it is worth is lost for good."""
+    host = Host()
+    host.memory._device_deadline_s = 0.01
+    host.pin.pin()
+    before = address_of(host.region.view)
+    host.runtime.is_idle.clear()
+    host.region.close()
+    host.region = host.map_new()
+    assert not host.is_locked()
+    host.wait()
+    assert host.runtime.locked == {before}
+    assert "cpu has not ended for" in str(host.pin.status.problem)
+    host.runtime.is_idle.set()
+    assert not host.is_locked()
+    assert host.runtime.locked == {before}, "not at each part"
+    host.memory._device_deadline_s = 60
+    host.now_s = RETRY_S
+    assert not host.is_locked()
+    host.wait()
+    assert host.is_locked()
+    assert host.runtime.locked == {address_of(host.region.view)}
+    host.pin.close()
+    host.memory.close()
+    assert not host.runtime.locked
+    host.region.close()
+
+
+def test_arena_that_a_long_pass_kept_is_let_go_of_at_the_end() -> None:
+    runtime = Registrations()
+    memory = PinnedMemory(runtime, HOST, device_deadline_s=0.01)  # type: ignore[arg-type]
+    old = memory.pin(bytearray_view())
+    runtime.is_idle.clear()
+    for _ in range(2):
+        with pytest.raises(TransferStuck):
+            memory.unpin(old)
+    runtime.is_idle.set()
+    memory.close()
+    assert not runtime.locked
+
+
 @pytest.fixture
 def left_behind(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What is left behind by a test, which is nobody else's."""
@@ -172,7 +213,7 @@ def test_memory_of_a_device_that_hangs_stays_locked_and_is_told(
     memory.close()
     assert runtime.locked == {first.start, second.start}
     assert left_behind == [first, second]
-    assert f"{SIZE_BYTES} bytes stay page-locked" in caplog.text
+    assert f"{2 * SIZE_BYTES} bytes stay page-locked" in caplog.text
     runtime.is_idle.set()
 
 

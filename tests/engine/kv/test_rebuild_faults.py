@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from random import Random
+from types import SimpleNamespace
 from typing import NoReturn, cast
 
 import pytest
 import torch
 
 from engine.block_pool import BlockPool
-from engine.errors import TransferFailed
-from engine.kv import cuda_rebuild
+from engine.errors import DeviceFull, DeviceLost, TransferFailed
+from engine.kv import cuda_rebuild, rebuild_choice
 from engine.kv.block_list import BlockList
-from engine.kv.cuda_rebuild import GpuRebuilder, ShardKernels
+from engine.kv.cuda_rebuild import CheckedTransfer, GpuRebuilder, ShardKernels
+from engine.kv.cuda_transfer import EventTransfer
 from engine.kv.memcpy_mover import MemcpyMover
-from kvstore.client import ArenaRun, BlockLayout, Section
+from engine.kv.mover import EndedTransfer
+from engine.kv.rebuild_choice import find_rebuilder
+from kvstore.client import ArenaRun, BlockingAgentClient, BlockLayout, Section
 from kvstore.errors import AgentUnreachable
 from tests.engine.kv.lost_shards import LostRun
+from tests.engine.stored_prompt import StoredPrompt
 
 LAYOUT = BlockLayout((Section("a", 2_560), Section("b", 10_240)))
 
@@ -67,3 +72,45 @@ def test_agent_that_goes_in_the_middle_of_a_rebuild_is_no_fault_of_the_device(
     monkeypatch.setattr(run, "parity", fail)
     with pytest.raises(AgentUnreachable):
         rebuild_without_compiler(run)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(torch.OutOfMemoryError, DeviceFull), (torch.AcceleratorError, DeviceLost)],
+)
+def test_device_that_is_full_or_lost_is_no_reason_to_have_the_agent_rebuild(
+    fault: type[RuntimeError], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise fault("CUDA error: no luck\nand advice")
+
+    monkeypatch.setattr(rebuild_choice, "_find_code", lambda *_: (10, 2))
+    monkeypatch.setattr(cuda_rebuild, "ShardKernels", fail)
+    device = torch.device("cuda", 0)
+    memory = SimpleNamespace(device=device)
+    pool = SimpleNamespace(memory=memory, device=device, block_bytes=LAYOUT.block_bytes)
+    on_host = BlockPool(block_bytes=LAYOUT.block_bytes, capacity_blocks=1)
+    with pytest.raises(error, match=r"CUDA error: no luck$"):
+        find_rebuilder(
+            cast("BlockingAgentClient", None),
+            StoredPrompt(1, layout=LAYOUT).namespace,
+            cast("BlockPool", pool),
+            MemcpyMover(on_host, LAYOUT),
+            clock=lambda: 0.0,
+        )
+
+
+def test_deadline_of_a_rebuild_begins_when_what_it_is_made_of_has_come() -> None:
+    steps: list[str] = []
+
+    class Waited(EndedTransfer):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def wait(self) -> None:
+            steps.append(self._name)
+
+    rebuilt = cast("EventTransfer", Waited("rebuilt"))
+    behind = [Waited("sections"), Waited("parity")]
+    CheckedTransfer(rebuilt, lambda: steps.append("check"), behind).wait()
+    assert steps == ["sections", "parity", "rebuilt", "check"]

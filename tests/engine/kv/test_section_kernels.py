@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import pytest
 import torch
@@ -32,11 +32,28 @@ def test_sections_are_those_of_the_reference(block_bytes: int, offset: int, widt
     assert torch.equal(found, staging)
 
 
+WIDTHS = (48, 16, 32)
+
+
 class Compiling(TorchKernels):
-    """TileLang's kernels, where the compiler does what a test says."""
+    """TileLang's kernels, where the compiler does what a test says; which copies it was asked
+    for."""
 
     is_compiled = True
     compile: Callable[[], None]
+    copies: ClassVar[list[tuple[str, int, int]]] = []
+
+    def scatter(
+        self,
+        staging: torch.Tensor,
+        pool: torch.Tensor,
+        block_ids: torch.Tensor,
+        offset_bytes: int,
+        thread_blocks: int,
+    ) -> None:
+        self.copies.append(("scatter", offset_bytes, staging.shape[1]))
+        type(self).compile()
+        super().scatter(staging, pool, block_ids, offset_bytes, thread_blocks)
 
     def gather(
         self,
@@ -46,7 +63,7 @@ class Compiling(TorchKernels):
         offset_bytes: int,
         thread_blocks: int,
     ) -> None:
-        type(self).compile()
+        self.copies.append(("gather", offset_bytes, staging.shape[1]))
         super().gather(staging, pool, block_ids, offset_bytes, thread_blocks)
 
 
@@ -64,7 +81,7 @@ def test_kernels_that_cannot_be_compiled_are_pytorchs_and_the_log_says_why(
 ) -> None:
     monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
     monkeypatch.setattr(Compiling, "compile", staticmethod(fail), raising=False)
-    kernels = find_kernels(torch.zeros((2, 96), dtype=torch.uint8), 48)
+    kernels = find_kernels(torch.zeros((2, 96), dtype=torch.uint8), WIDTHS)
     assert isinstance(kernels, TorchKernels)
     assert not kernels.is_compiled
     (record,) = caplog.records
@@ -98,8 +115,18 @@ def test_device_that_is_full_or_lost_is_no_compiler_that_is_missing(
     monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
     monkeypatch.setattr(Compiling, "compile", staticmethod(fail), raising=False)
     with pytest.raises(error, match=said):
-        find_kernels(torch.zeros((2, 96), dtype=torch.uint8), 48)
+        find_kernels(torch.zeros((2, 96), dtype=torch.uint8), WIDTHS)
     assert caplog.records == []
+
+
+def test_kernel_that_fails_after_it_was_queued_is_found_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
+    monkeypatch.setattr(Compiling, "compile", staticmethod(lambda: None), raising=False)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda _: find_no_device())
+    with pytest.raises(DeviceLost):
+        find_kernels(torch.zeros((2, 96), dtype=torch.uint8), WIDTHS)
 
 
 def test_kernels_that_can_be_compiled_are_taken_and_the_pool_stays_as_it_is(
@@ -108,5 +135,11 @@ def test_kernels_that_can_be_compiled_are_taken_and_the_pool_stays_as_it_is(
     monkeypatch.setattr(section_kernels, "CompiledKernels", Compiling)
     monkeypatch.setattr(Compiling, "compile", staticmethod(lambda: None), raising=False)
     pool = torch.arange(192, dtype=torch.uint8).view(2, 96)
-    assert find_kernels(pool, 48).is_compiled
+    Compiling.copies.clear()
+    assert find_kernels(pool, WIDTHS).is_compiled
     assert torch.equal(pool, torch.arange(192, dtype=torch.uint8).view(2, 96))
+    assert Compiling.copies == [
+        (way, offset, width)
+        for offset, width in ((0, 48), (48, 16), (64, 32))
+        for way in ("gather", "scatter")
+    ]

@@ -2,19 +2,22 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 
 from engine.block_pool import BlockPool
+from engine.kv.memcpy_mover import MemcpyMover
+from engine.kv.mover import ComputeMark, SectionMover, Transfer
 from engine.prefix_source import LoadFellShort, LoadOutcome
 from engine.sources.agent_source import AgentSource
 from engine.sources.load import ThreadedLoad
 from engine.sources.threaded_source import LoadLimits
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import BlockingAgentClient
+from kvstore.client import BlockingAgentClient, BlockLayout
 from kvstore.policy import HitPlan, plan_hit
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
@@ -74,8 +77,10 @@ def look_up() -> Iterator[LookUp]:
         limits: LoadLimits = PATIENT,
         has_window_state: bool = False,
         faults: StoreFaults | None = None,
+        pool: BlockPool | None = None,
+        mover: SectionMover | None = None,
     ) -> Loading:
-        pool = prompt.pool(len(prompt.keys))
+        pool = pool or prompt.pool(len(prompt.keys))
         source = AgentSource(
             client,
             namespace=prompt.namespace,
@@ -84,6 +89,7 @@ def look_up() -> Iterator[LookUp]:
             faults=faults or StoreFaults(),
             limits=limits,
             clock=time.monotonic,
+            mover=mover,
         )
         opened.append(source)
         return Loading(prompt, pool, source)
@@ -267,30 +273,62 @@ def test_damaged_shard_is_rejected_counted_and_made_up_for(
     assert rejected[-1] == 1
 
 
+class WaitingMover(MemcpyMover):
+    """Copies a section when it may: the first at once."""
+
+    def __init__(self, pool: BlockPool, layout: BlockLayout) -> None:
+        super().__init__(pool, layout)
+        self._allowed = threading.Semaphore(1)
+
+    def allow_one_more(self) -> None:
+        self._allowed.release()
+
+    def to_pool(
+        self,
+        part: memoryview,
+        section: int,
+        block_ids: Sequence[int],
+        *,
+        after: ComputeMark = None,
+    ) -> Transfer:
+        assert self._allowed.acquire(timeout=DEADLINE_S)
+        return super().to_pool(part, section, block_ids, after=after)
+
+
 def test_layers_computed_while_later_sections_come_read_what_the_store_has(
     client: BlockingAgentClient, look_up: LookUp
 ) -> None:
-    """A pass that follows at once, in a thread of its own, as an engine does."""
+    """A pass that follows at once, in a thread of its own, as an engine does. No section comes
+    before the one ahead of it was read."""
     prompt = StoredPrompt(BLOCKS)
     prompt.save(client)
-    loading = look_up(client, prompt)
-    seen: list[list[bytes]] = []
+    pool = prompt.pool(BLOCKS)
+    mover = WaitingMover(pool, LAYOUT)
+    loading = look_up(client, prompt, pool=pool, mover=mover)
+    seen: list[list[list[bytes]]] = []
+
+    def read_pool() -> list[list[bytes]]:
+        """Of each section, what stands there of each block."""
+        ends = list(accumulate(section.bytes for section in LAYOUT.sections))
+        buffers = [bytes(pool.buffer(block_id)) for block_id in loading.block_ids]
+        return [[one[first:end] for one in buffers] for first, end in pairwise([0, *ends])]
 
     def follow() -> None:
-        at = 0
         wait_until(lambda: loading.load.is_startable)
-        for number, section in enumerate(LAYOUT.sections):
+        for number in range(len(LAYOUT.sections)):
             loading.load.wait_for_section(number)
-            buffers = [loading.pool.buffer(block_id) for block_id in loading.block_ids]
-            seen.append([bytes(buffer[at : at + section.bytes]) for buffer in buffers])
-            at += section.bytes
+            seen.append(read_pool())
+            mover.allow_one_more()
 
     loading.begin()
     reader = threading.Thread(target=follow)
     reader.start()
     reader.join(DEADLINE_S)
-    sections = range(len(LAYOUT.sections))
-    assert seen == [[prompt.section(b, s) for b in range(BLOCKS)] for s in sections]
+    stored = [[prompt.section(b, s) for b in range(BLOCKS)] for s in range(len(LAYOUT.sections))]
+    nothing = [[bytes(section.bytes)] * BLOCKS for section in LAYOUT.sections]
+    assert len(seen) == len(stored) > 1
+    for number, found in enumerate(seen, start=1):
+        assert found == stored[:number] + nothing[number:]
     loading.end()
     loading.check(BLOCKS)
 

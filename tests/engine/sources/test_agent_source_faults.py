@@ -2,14 +2,15 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from engine.block_pool import BlockPool
 from engine.errors import DeviceLost
 from engine.kv.memcpy_mover import MemcpyMover
-from engine.kv.mover import ComputeMark, SectionMover, Transfer
+from engine.kv.mover import SectionMover
 from engine.prefix_source import LoadFellShort, LoadOutcome
 from engine.sources.agent_source import AgentSource
 from engine.sources.load import ThreadedLoad
@@ -18,6 +19,7 @@ from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
 from kvstore.layout import BlockLayout
+from tests.engine.kv.failing_mover import FailingMover
 from tests.engine.stored_prompt import LAYOUT, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
 from tests.kvstore.agent.agent_process import AgentProcess
@@ -191,24 +193,11 @@ def outcome_of(load: ThreadedLoad) -> LoadOutcome:
     return load.outcome
 
 
-class LostMover(MemcpyMover):
-    """A device that takes no work any more."""
-
-    def to_pool(
-        self,
-        part: memoryview,
-        section: int,
-        block_ids: Sequence[int],
-        *,
-        after: ComputeMark = None,
-    ) -> Transfer:
-        raise DeviceLost("an illegal memory access was encountered")
-
-
 def test_device_that_is_lost_is_a_short_load_and_no_fault_of_the_store(
     client: BlockingAgentClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = Scene(client, LoadLimits(fetch_deadline_s=DEADLINE_S), LostMover)
+    lost = partial(FailingMover, error=DeviceLost("an illegal memory access was encountered"))
+    scene = Scene(client, LoadLimits(fetch_deadline_s=DEADLINE_S), lost)
     for _ in range(2):
         load = scene.begin()
         assert outcome_of(load).blocks == 0

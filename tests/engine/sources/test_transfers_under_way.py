@@ -15,6 +15,7 @@ from engine.errors import TransferFailed
 from engine.kv import mover as mover_module
 from engine.kv.mover import ComputeMark, Transfer
 from engine.prefix_source import LoadFellShort
+from engine.sources import load as load_module
 from engine.sources.load import COMPUTE_WAIT_S, ThreadedLoad
 from engine.sources.run_swap import RunSwap
 from engine.work_threads import WorkThreads
@@ -187,8 +188,10 @@ class LongPass:
         return self._now_s
 
 
-def published_behind(before: LongPass) -> ThreadedLoad:
-    """A load of which all sections were published, and are being moved behind a pass."""
+def published_behind(before: LongPass, later: LongPass | None = None) -> ThreadedLoad:
+    """A load of which all sections were published, and are being moved behind a pass. `later`: what
+    was computed when it is to be confirmed."""
+    marks = iter([before, later])
     prompt = StoredPrompt(BLOCKS)
     pool = prompt.pool(BLOCKS)
     load = ThreadedLoad(
@@ -199,8 +202,8 @@ def published_behind(before: LongPass) -> ThreadedLoad:
         section_wait_s=0.0,
         bring=lambda load: load.take(),
         on_change=lambda: None,
-        clock=before.clock,
-        mark_compute=lambda: cast("ComputeMark", before),
+        clock=(later or before).clock,
+        mark_compute=lambda: cast("ComputeMark", next(marks)),
     )
     plan = HitPlan(hit_tokens=BLOCKS * 128, replay_tokens=0, window_anchor=None)
     load.begin(plan, pool.allocate(BLOCKS), 0)
@@ -213,6 +216,17 @@ def test_deadline_to_confirm_a_load_begins_when_what_it_stands_behind_is_compute
     before.load = published_behind(before)
     before.load.confirm()
     assert before.is_over
+
+
+def test_load_behind_transfers_that_waited_for_a_later_pass_is_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of another load, which came before it into the one order of the device."""
+    monkeypatch.setattr(load_module, "CONFIRM_WAIT_S", 3.0)
+    later = LongPass()
+    later.load = published_behind(LongPass(looks_needed=1), later)
+    later.load.confirm()
+    assert later.is_over
 
 
 def test_load_behind_a_pass_that_hangs_is_not_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
