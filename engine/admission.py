@@ -5,8 +5,9 @@
 
 Requests are looked up in order, and get blocks in order among those that are matched: one whose
 match is late is passed meanwhile, and nobody passes one that waits for blocks. Loads end when they
-end: a slow one holds back nobody but itself. So a request waits no longer than the source's limit
-for a match, the blocks of those before it, and the source's limit for a load.
+end. A bounded number of requests asks the source at one time, and those that need nothing of it do
+not stand in that line: what is slow holds back nobody but those that ask too. What they wait at
+most, `sources.threaded_source` says.
 """
 
 from bisect import insort
@@ -24,6 +25,7 @@ from .model_runner import ModelRunner, Window
 from .prefix_knowledge import PrefixKnowledge
 from .prefix_source import PrefixSource
 from .scheduler.blocks import blocks_needed, may_begin
+from .scheduler.prefix_choice import keeps_bits
 from .sequence_memory import SequenceMemory
 
 
@@ -78,6 +80,11 @@ class Admission:
             self._queue.remove(job)
         else:
             self._entering.remove(job)
+
+    def line(self) -> list[Job]:
+        """Those that have no blocks, in order."""
+        entering = [job for job in self._entering if job.phase is not Phase.LOADING]
+        return [*entering, *self._queue]
 
     def holders(self) -> list[Job]:
         """Those that have blocks already."""
@@ -142,20 +149,39 @@ class Admission:
     # From phase to phase --------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        while self._queue and self._may_enter(self._queue[0]):
-            job = self._queue.popleft()
-            insort(self._entering, job, key=order_of)
-            job.phase = Phase.MATCHED
-            if self._source is None or self._prefixes.is_all_here(job):
-                continue
-            token_ids = job.sequence.token_ids[: self._prefixes.tokens_to_match(job)]
-            job.load = self._source.look_up(token_ids, self._prefixes.keys_to_match(job))
-            job.phase = Phase.MATCHING
+        """In order; but those that need nothing of the source pass those that wait to ask it."""
+        asking = sum(job.load is not None for job in self._entering)
+        asking_left = self._config.loads_max - asking
+        others_left = self._config.loads_max - (len(self._entering) - asking)
+        # Nobody would come farther than behind these, so nobody is looked for.
+        is_passing = all(job.phase is not Phase.MATCHED for job in self._entering)
+        for job in list(self._queue):
+            # One that was preempted is not kept behind newer ones that wait for blocks; there are
+            # no more of them than sequences.
+            is_free_to_enter = job.costs.preemptions > 0
+            if not is_free_to_enter and max(asking_left, others_left) <= 0:
+                return
+            needs_source = self._source is not None and not self._prefixes.is_all_here(job)
+            if not is_free_to_enter and (asking_left if needs_source else others_left) <= 0:
+                if needs_source and is_passing:
+                    continue
+                return
+            asking_left -= needs_source
+            others_left -= not needs_source
+            self._enter(job, needs_source=needs_source)
 
-    def _may_enter(self, job: Job) -> bool:
-        """One that was preempted is not kept behind newer ones that wait for blocks; there are no
-        more of them than sequences."""
-        return len(self._entering) < self._config.loads_max or job.costs.preemptions > 0
+    def _enter(self, job: Job, *, needs_source: bool) -> None:
+        self._queue.remove(job)
+        insort(self._entering, job, key=order_of)
+        job.phase = Phase.MATCHED
+        if needs_source:
+            self._ask(job)
+
+    def _ask(self, job: Job) -> None:
+        assert self._source is not None
+        token_ids = job.sequence.token_ids[: self._prefixes.tokens_to_match(job)]
+        job.load = self._source.look_up(token_ids, self._prefixes.keys_to_match(job))
+        job.phase = Phase.MATCHING
 
     def _take_match(self, job: Job) -> None:
         assert job.load is not None
@@ -169,12 +195,16 @@ class Admission:
             self._counts.matched_tokens += found.matched_blocks * BLOCK_TOKENS
 
     def _admit(self, job: Job) -> bool:
-        """Give it blocks and a state, if there are enough, and let its prefix come."""
+        """Give it blocks and a state, if there are enough, and let its prefix come. False if those
+        behind it wait with it."""
         memory = self._memory
         if not memory.has_state or not self._may_try(job):
             return False
         known = self._prefixes.known(job)
         plan = self._prefixes.choose(job, known)
+        if self._should_ask(job, plan):
+            self._ask(job)
+            return True
         shared_blocks = min(known.shared_blocks, plan.stored_blocks)
         shared_keys = job.keys()[:shared_blocks]
         new_blocks = blocks_needed(len(job.sequence.token_ids), job.tokens_max) - shared_blocks
@@ -192,6 +222,11 @@ class Admission:
             job.costs.admitted_s = self._clock()
         self._begin_load(job, plan)
         return True
+
+    def _should_ask(self, job: Job, plan: HitPlan) -> bool:
+        """Whether the pool has lost, while it waited, what spared it the question."""
+        may_ask = self._source is not None and job.load is None and not job.has_fallen_short
+        return may_ask and not self._prefixes.is_longest(job, plan)
 
     def _begin_load(self, job: Job, plan: HitPlan) -> None:
         job.plan = plan
@@ -226,7 +261,18 @@ class Admission:
             if window is None and plan.window_anchor is not None:
                 window = outcome.window
         job.drop_load()
-        self._make_ready(job, plan, window)
+        if plan.stored_blocks < job.shared_blocks:
+            self._put_back(job)
+        else:
+            self._make_ready(job, plan, window)
+
+    def _put_back(self, job: Job) -> None:
+        """It would write where others read: blocks it shares lie behind the prefix that it is left
+        with. It waits for blocks of its own instead, with what the pool alone has for it."""
+        self._memory.give_back(job.sequence)
+        job.begin_anew()
+        job.has_fallen_short = True
+        job.phase = Phase.MATCHED
 
     def _make_ready(self, job: Job, plan: HitPlan, window: Window | None) -> None:
         if not job.is_started:
@@ -235,9 +281,10 @@ class Admission:
         job.phase = Phase.PREFILL
 
     def _start(self, job: Job, plan: HitPlan, window: Window | None) -> None:
+        assert job.shared_blocks <= plan.stored_blocks, (job.shared_blocks, plan)
         sequence = job.sequence
         job.plan = plan
-        job.shared_blocks = min(job.shared_blocks, plan.stored_blocks)
+        job.is_cold = self._prefixes.is_cold(job, plan)
         if plan.hit_tokens:
             self._runner.start_after(sequence, plan, window)
         job.borders = (*self._runner.chunk_borders(sequence), sequence.prompt_tokens)
@@ -245,9 +292,9 @@ class Admission:
         job.window_blocks = plan.hit_tokens // BLOCK_TOKENS
         job.is_started = True
         begun = job.begun
-        if begun is not None and begun.replay_first is not None and not plan.replay_tokens:
+        if begun is not None and not keeps_bits(begun, plan, is_cold=job.is_cold):
             self._counts.changed_prefixes += 1
-            job.replay_first = None
+            job.note_begun(sequence.replay_first, plan)
 
     def _take_back_start(self, job: Job) -> None:
         """It was begun while its prefix arrived, and no pass over it went through."""
@@ -257,10 +304,11 @@ class Admission:
     # Short of blocks ------------------------------------------------------------------------------
 
     def _may_try(self, job: Job) -> bool:
-        """Not again as long as nothing was given back and nothing more can be shared, until saves
-        are to be given up for it."""
-        is_short = job.short_since_s is not None and job.short_at == self._moment()
-        return not is_short or self._is_late(job)
+        """Not at every step: when something was given back or more can be shared, and from time to
+        time for the saves that may be given up for it."""
+        if job.short_since_s is None or job.short_at != self._moment():
+            return True
+        return self._clock() - job.short_looked_s > self._config.room_deadline_s
 
     def _moment(self) -> tuple[int, ...]:
         """As long as it stays the same there is no more room than there was, and nobody needs less
@@ -280,7 +328,7 @@ class Admission:
 
     def _note_short(self, job: Job, needed_blocks: int) -> None:
         """Saves are given up for one that has waited long: then there may be room."""
-        job.short_at = self._moment()
+        job.short_at, job.short_looked_s = self._moment(), self._clock()
         if job.short_since_s is None:
             job.short_since_s = self._clock()
         elif self._is_late(job):

@@ -124,10 +124,10 @@ class BlockPool:
         if has_freed:
             self.on_free()
 
-    def frees_any(self, block_ids: Iterable[int]) -> bool:
-        """Whether `release` of these would set a block free: nobody else has a reference to it."""
+    def count_last(self, block_ids: Iterable[int]) -> int:
+        """How many of these `release` would set free: nobody else has a reference to them."""
         with self._lock:
-            return any(self._references[block_id] == 1 for block_id in block_ids)
+            return sum(self._references[block_id] == 1 for block_id in block_ids)
 
     def keep(self, block_id: int) -> int:
         """The block's bytes, which do not change any more, may be wanted again after it is free.

@@ -8,6 +8,7 @@ import torch
 
 from kernels.cuda.operations import CUDA_OPERATIONS
 from kernels.operations import REFERENCE, Operations
+from kvstore.errors import shown
 
 from .errors import InvalidRequest
 from .kv.device_errors import DEVICE_ERRORS, device_error
@@ -27,11 +28,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InvalidRequest("device", given=repr(name)[:80], expected=expected) from error
+        raise InvalidRequest("device", given=shown(name), expected=expected) from error
     if device == torch.device("cpu"):
         return device
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type != "cuda" or (device.index or 0) >= devices:
+    # The library takes any number, and keeps 8 bits of it.
+    is_named = device.type == "cuda" and str(device) == name
+    if not is_named or (device.index or 0) >= devices:
         given = f"{name!r}; {devices} CUDA devices are there"
         raise InvalidRequest("device", given=given, expected=expected)
     return torch.device("cuda", device.index or 0)

@@ -17,11 +17,12 @@ class EngineConfig:
     """Requests that wait, beyond those that were preempted."""
 
     loads_max: int = 8
-    """Requests between the queue and their first pass: being matched, waiting for blocks, being
-    loaded."""
+    """Requests between the queue and their first pass that ask the source: being matched, waiting
+    for blocks, being loaded. As many again may be there that do not ask it."""
 
     step_budget_s: float = 0.2
-    """What the passes of a step may cost together, as far as they are prefill."""
+    """What the passes of a step may cost together. Prompts get what answers leave of it, and one
+    block in any case."""
 
     cost: PrefillCost = DEFAULT_COST
 

@@ -30,7 +30,7 @@ class EngineCounts:
     no_room: int = 0
     preemptions: int = 0
     changed_prefixes: int = 0
-    """Answers that went on with another prefix than they were begun with: other bits."""
+    """Answers that went on from a prefix not known to have the bits they were begun with."""
     short_loads: int = 0
     """Prefixes of which less came than was planned."""
     matched_tokens: int = 0

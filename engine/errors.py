@@ -29,7 +29,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore.errors import StoreError, describe_os_error
+from kvstore.errors import StoreError, describe_os_error, shorten
 
 PROBLEMS_SHOWN = 12
 """Problems named in a message; a file of another architecture lacks hundreds of tensors."""
@@ -50,7 +50,9 @@ class ModelFileError(EngineError, ValueError):
         shown = "; ".join(problems[:PROBLEMS_SHOWN])
         rest = len(problems) - PROBLEMS_SHOWN
         more = f"; and {rest} more" if rest > 0 else ""
-        super().__init__(f"model file {path} has {len(problems)} problem(s): {shown}{more}")
+        super().__init__(
+            f"model file {shorten(path)} has {len(problems)} problem(s): {shown}{more}"
+        )
         self.path = Path(path)
         self.problems = problems
 
@@ -68,7 +70,7 @@ class InvalidRequest(EngineError, ValueError):
     exit_code = 2
 
     def __init__(self, what: str, *, given: object, expected: str) -> None:
-        super().__init__(f"{what}: given {given}, expected {expected}")
+        super().__init__(f"{what}: given {shorten(given)}, expected {expected}")
         self.what = what
         self.given = given
         self.expected = expected
@@ -164,7 +166,7 @@ class HandoverRefused(EngineError, ValueError):
     exit_code = 2
 
     def __init__(self, what: str, *, given: object, expected: object) -> None:
-        super().__init__(f"hand-over: {what}: given {given}, expected {expected}")
+        super().__init__(f"hand-over: {what}: given {shorten(given)}, expected {expected}")
         self.what = what
         self.given = given
         self.expected = expected

@@ -1,15 +1,16 @@
-"""`python -m engine.fit_cost`: measure what passes of a model cost on this machine.
+"""`python -m engine.fit_cost`: measure what passes of a model cost on this machine, or its GPU.
 
 An engine that plans its steps by time needs the cost of a chunk before it runs it. This program
-runs prompts through the model for half a minute, fits the four coefficients of
+runs prompts through the model for half a minute, fits the five coefficients of
 `engine.scheduler.cost`, says how far off the fit is, and writes the file that `--cost` of an engine
-takes. It has as many threads as a worker of the model would have; if that is to get another number,
-so must this. Measure while nothing else runs.
+takes. It has as many threads as a worker of the model would have, and runs on the CPU; if that is
+to get another number, or another `--device`, so must this. Measure while nothing else runs.
 
 `--json` prints the object that `--out` writes:
 
-    format, version, coefficients: a0_s, a1_s, a2_s, a3_s
-    residuals: median, p90, max (of |cost - time| / time);  model, compute, threads, passes, took_s
+    format, version, coefficients: a0_s, a1_s, a2_s, a3_s, a4_s
+    residuals: median, p90, max (of |cost - time| / time)
+    model, compute, device, threads, passes, took_s
 
 Exit codes, with one line on stderr: 0 done; 1 failed; 2 a wrong argument, or a model that cannot be
 used; 130 for Ctrl-C.
@@ -31,8 +32,9 @@ from .errors import EngineError, InvalidRequest, describe_in_one_line
 from .threads import prepare_environment, set_threads_for
 
 if TYPE_CHECKING:
+    from .model_runner import ModelRunner
     from .scheduler.cost import PrefillCost
-    from .scheduler.fit import Fit
+    from .scheduler.fit import Fit, Sample
 
 NAME = "engine.fit_cost"
 USER_ERROR = 2
@@ -40,6 +42,9 @@ INTERRUPTED = 130
 
 POOL_BLOCKS = 34
 """Room for the longest prompt that is measured and the tokens behind it."""
+
+STATE_SLOTS = 8
+"""For the sequences that are answered together."""
 
 RESIDUAL_MEDIAN_MAX = 0.2
 """A quiet machine stays below half of it."""
@@ -50,12 +55,14 @@ def describe_fit(fit: Fit, facts: dict[str, Any]) -> list[str]:
     cost = fit.cost
     return [
         f"{facts['passes']} passes of {facts['model']} in {facts['took_s']:.1f} s, "
-        f"{facts['compute']}, threads: {facts['threads']}",
-        "a pass of q tokens after c cached ones takes a0 + a1 q + a2 q c + a3 q^2:",
+        f"{facts['compute']} on {facts['device']}, threads: {facts['threads']}",
+        "a pass of q tokens after c cached ones takes a0 + a1 q + a2 q c + a3 q^2, and a4 more for"
+        " each further sequence in it:",
         f"  a0 = {cost.a0_s * 1e3:.4g} ms",
         f"  a1 = {cost.a1_s * 1e6:.4g} us",
         f"  a2 = {cost.a2_s * 1e9:.4g} ns",
         f"  a3 = {cost.a3_s * 1e9:.4g} ns",
+        f"  a4 = {cost.a4_s * 1e3:.4g} ms",
         f"off by {fit.residual_median:.1%} in the median, {fit.residual_p90:.1%} at the 90th"
         f" percentile, {fit.residual_max:.1%} at most",
         describe_chunk(cost),
@@ -89,6 +96,19 @@ def show_progress(time_s: float) -> Callable[[int, float], None]:
             print(text, end="", file=sys.stderr, flush=True)
 
     return show
+
+
+def measure(runner: ModelRunner, time_s: float) -> tuple[list[Sample], float]:
+    """Passes, and the seconds that all of them took."""
+    # Here: it brings the tensor library.
+    from .pass_times import choose_clock, measure_passes
+
+    clock = choose_clock(runner.pool.device, time.perf_counter)
+    begun_s = clock()
+    samples = measure_passes(runner, time_s=time_s, clock=clock, on_pass=show_progress(time_s))
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    return samples, clock() - begun_s
 
 
 def check_place(path: Path) -> None:
@@ -138,6 +158,9 @@ def fit(
             min=1, max=1024, help="those of the worker; default: its default", metavar="<int>"
         ),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="that of the worker: cpu, cuda or cuda:1", metavar="<device>")
+    ] = "cpu",
     time_s: Annotated[
         float, typer.Option("--time", min=1, max=600, help="seconds to measure, about")
     ] = 30.0,
@@ -149,7 +172,6 @@ def fit(
     import torch
 
     from .load import find_default_model, load_runner
-    from .pass_times import measure_passes
     from .scheduler.cost import encode_cost
     from .scheduler.fit import fit_cost
 
@@ -157,20 +179,16 @@ def fit(
         check_place(out)
     path = model or find_default_model()
     set_threads_for(path, threads)
-    loaded = load_runner(path, pool_blocks=POOL_BLOCKS, state_slots=1)
-    begun_s = time.perf_counter()
-    samples = measure_passes(
-        loaded.runner, time_s=time_s, clock=time.perf_counter, on_pass=show_progress(time_s)
-    )
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    loaded = load_runner(path, pool_blocks=POOL_BLOCKS, state_slots=STATE_SLOTS, device=device)
+    samples, took_s = measure(loaded.runner, time_s)
     found = fit_cost(samples)
     facts = {
-        "model": path.name,
+        "model": path.absolute().name,
         "compute": loaded.compute,
+        "device": str(loaded.runner.pool.device),
         "threads": torch.get_num_threads(),
         "passes": len(samples),
-        "took_s": round(time.perf_counter() - begun_s, 3),
+        "took_s": round(took_s, 3),
     }
     residuals = {
         "median": round(found.residual_median, 4),

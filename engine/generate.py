@@ -23,7 +23,9 @@ People see the answer as it comes and one line of numbers; `--json` prints one o
 Exit codes, with one line on stderr: 0 done; 1 failed; 2 a wrong argument, or a file or model that
 cannot be used; 3 the cluster map is missing or has mistakes; 4 no engine worker answers; 130 for
 Ctrl-C. They are those of the errors (`exit_code`), and mean what they mean for `cachalot`. What is
-wrong with the arguments, or with a cluster map, is said before the tensor library is loaded.
+wrong with the arguments, or with a cluster map, is said before the tensor library is loaded; what
+is wrong with the text of a file, before the weights are. A file that no prompt of the model can
+hold is not read to its end.
 """
 
 from __future__ import annotations
@@ -59,12 +61,13 @@ from .generate_options import (
     FirstTokenOption,
     PatienceOption,
     Place,
+    WaitingOption,
     check_max_tokens,
     choose_place,
     choose_waits,
 )
 from .given_paths import check_agent_path, check_model_path
-from .question import Question, read_question
+from .question import Words, read_words
 from .threads import prepare_environment, set_thread_count
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ class Settings:
     is_json: bool
 
 
-def answer_here(question: Question, place: Place, settings: Settings) -> None:
+def answer_here(words: Words, place: Place, settings: Settings) -> None:
     """Load, ask, print. The last line is printed when all blocks are saved or given up."""
     with ExitStack() as stack:
         store = _open_store(place)
@@ -110,15 +113,21 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
             stack.enter_context(store)
         model = _load_library(settings)
         from .llm import load_llm
-        from .question_prompt import encode_question
+        from .load import open_model
+        from .question_prompt import read_prompt
 
         start_s = time.perf_counter()
+        opened = open_model(model)
+        open_s = time.perf_counter() - start_s
+        # Before the weights, which may take minutes.
+        prompt_ids = read_prompt(words, opened)
+        start_s = time.perf_counter()
         llm = stack.enter_context(
-            load_llm(model, store=store, clock=time.perf_counter, compute=settings.compute)
+            load_llm(opened, store=store, clock=time.perf_counter, compute=settings.compute)
         )
-        load_s = time.perf_counter() - start_s
+        load_s = open_s + time.perf_counter() - start_s
         generation = llm.generate(
-            encode_question(llm.tokenizer, question),
+            prompt_ids,
             max_tokens=settings.max_tokens,
             sampling=settings.sampling,
             on_text=_discard if settings.is_json else _show,
@@ -137,25 +146,25 @@ def answer_here(question: Question, place: Place, settings: Settings) -> None:
 
 
 def answer_elsewhere(
-    question: Question, engines: str, waits_s: Mapping[str, float], settings: Settings
+    words: Words, engines: str, waits_s: Mapping[str, float], settings: Settings
 ) -> None:
     """Ask engine workers, and print."""
     from .client import ClientDeadlines, find_places
 
     places = find_places(engines)
     model = _load_library(settings)
-    from .load import load_tokenizer
-    from .question_prompt import encode_question
+    from .load import open_model
+    from .question_prompt import read_prompt
     from .remote_answer import ask_engines
 
-    loaded = load_tokenizer(model)
+    opened = open_model(model)
     found = ask_engines(
         places,
-        loaded.tokenizer,
-        encode_question(loaded.tokenizer, question),
+        opened.tokenizer,
+        read_prompt(words, opened),
         max_tokens=settings.max_tokens,
         sampling=settings.sampling,
-        model=loaded.identity,
+        model=opened.identity,
         deadlines=ClientDeadlines(**waits_s),
         on_text=_discard if settings.is_json else _show,
     )
@@ -229,6 +238,7 @@ def generate(
     engines: EnginesOption = None,
     first_token_s: FirstTokenOption = None,
     between_tokens_s: BetweenTokensOption = None,
+    waiting_s: WaitingOption = None,
     patience_s: PatienceOption = None,
     prompt: Annotated[str | None, typer.Option(help="text to ask")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="UTF-8 file with text to ask")] = None,
@@ -257,7 +267,7 @@ def generate(
     # Only now: it brings libraries that may look at the environment.
     from .sampling import Sampling
 
-    asked = read_question(
+    words = read_words(
         prompt=prompt,
         prompt_file=prompt_file,
         question=question,
@@ -270,6 +280,7 @@ def generate(
         place,
         first_token_s=first_token_s,
         between_tokens_s=between_tokens_s,
+        waiting_s=waiting_s,
         patience_s=patience_s,
     )
     if model is not None:
@@ -285,9 +296,9 @@ def generate(
         is_json=is_json,
     )
     if place.engines is None:
-        answer_here(asked, place, settings)
+        answer_here(words, place, settings)
     else:
-        answer_elsewhere(asked, place.engines, waits_s, settings)
+        answer_elsewhere(words, place.engines, waits_s, settings)
 
 
 def main() -> None:

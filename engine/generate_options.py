@@ -16,6 +16,7 @@ NO_CLUSTER = "none"
 WAIT_OPTIONS = {
     "first_token_s": "--first-token-deadline",
     "between_tokens_s": "--token-deadline",
+    "waiting_s": "--waiting-deadline",
     "patience_s": "--patience",
 }
 WAIT_MAX_S = 86_400.0
@@ -43,7 +44,8 @@ FirstTokenOption = Annotated[
         WAIT_OPTIONS["first_token_s"],
         min=0.001,
         max=WAIT_MAX_S,
-        help="seconds until the first token of a worker, which is left for another one then (120)",
+        help="seconds without a word of a worker before its first token, after which it is left for"
+        " another one (120)",
         metavar="<s>",
     ),
 ]
@@ -54,6 +56,16 @@ BetweenTokensOption = Annotated[
         min=0.001,
         max=WAIT_MAX_S,
         help="the same from one token to the next (30)",
+        metavar="<s>",
+    ),
+]
+WaitingOption = Annotated[
+    float | None,
+    typer.Option(
+        WAIT_OPTIONS["waiting_s"],
+        min=0.001,
+        max=WAIT_MAX_S,
+        help="seconds without a token, in line or not, before it is given up (3600)",
         metavar="<s>",
     ),
 ]

@@ -58,6 +58,7 @@ class Costs:
     hit_tokens: int = 0
     replay_tokens: int = 0
     shared_tokens: int = 0
+    computed_tokens: int = 0
     preemptions: int = 0
     rejected_shards: int = 0
 
@@ -86,6 +87,15 @@ class Job:
     window: Window | None = None
     shared_blocks: int = 0
     is_started: bool = False
+    is_cold: bool = False
+    """Since its start: nothing it is computed from came from a store, or what did is its own."""
+    begun_plan: HitPlan | None = None
+    is_begun_cold: bool = False
+    """Prefix and `is_cold` of the run that its answer hangs on, once one was preempted here."""
+    longest: HitPlan | None = None
+    """The prefix that it would begin with if a store had everything, once that was asked for."""
+    has_fallen_short: bool = False
+    """The store has been asked and has not kept its word: it is not asked again."""
     waits_for_end: bool = False
     """A pass found that its prefix comes too slowly: no other one before it is all there."""
     borders: tuple[int, ...] = ()
@@ -101,6 +111,8 @@ class Job:
     """Since when blocks are lacking."""
     short_at: tuple[int, ...] = ()
     """What room there had been, and what was shared, when they were last found lacking."""
+    short_looked_s: float = 0.0
+    """When that was."""
     finish_reason: FinishReason | None = None
 
     @property
@@ -118,7 +130,9 @@ class Job:
     @property
     def begun(self) -> Begun | None:
         """Not None if a part of the answer has been given out: its bits are bound."""
-        return Begun(self.replay_first) if self.answer_tokens else None
+        if not self.answer_tokens:
+            return None
+        return Begun(self.replay_first, self.begun_plan, self.is_begun_cold)
 
     def keys(self) -> list[bytes]:
         """Keys of all full blocks of the tokens known. Grows in place; not to be changed."""
@@ -133,19 +147,25 @@ class Job:
 
     def begin_anew(self) -> None:
         """It lost its blocks and its state. What was saved of it stays saved."""
-        self.plan, self.window, self.borders = MISS, None, ()
+        self.sequence.computed_tokens, self.sequence.hit = 0, MISS
+        self.plan, self.window, self.borders, self.longest = MISS, None, (), None
         self.shared_blocks = self.indexed_blocks = self.window_blocks = 0
-        self.is_started = self.waits_for_end = False
+        self.is_started = self.is_cold = self.waits_for_end = self.has_fallen_short = False
         self.short_since_s, self.short_at = None, ()
         self.windows.clear()
 
-    def attach_here(self) -> None:
-        """Its sequence was begun, computed so far and saved by another engine."""
+    def note_begun(self, replay_first: int | None, plan: HitPlan) -> None:
+        """Its answer hangs on this run, which began so."""
+        self.replay_first, self.begun_plan, self.is_begun_cold = replay_first, plan, self.is_cold
+
+    def attach_here(self, *, is_cold: bool) -> None:
+        """Its sequence was begun, computed so far and saved by another engine. `is_cold`: it is
+        known to have the bits of a cold run."""
         sequence = self.sequence
         self.order -= ATTACHED_AHEAD
         self.phase = Phase.DECODING
         self.is_started = True
-        self.plan = sequence.hit
+        self.plan, self.is_cold = sequence.hit, is_cold
         self.saved_blocks = self.window_blocks = sequence.complete_blocks
         self.costs.admitted_s = self.costs.first_token_s = self.costs.arrived_s
 
@@ -155,6 +175,7 @@ class Job:
         costs.hit_tokens = plan.hit_tokens
         costs.replay_tokens = plan.replay_tokens
         costs.shared_tokens = self.shared_blocks * BLOCK_TOKENS
+        costs.computed_tokens = self.sequence.computed_tokens - plan.hit_tokens
 
     def note_outcome(self, outcome: LoadOutcome) -> None:
         self.costs.fetch_s += outcome.fetch_s
@@ -185,10 +206,13 @@ class Job:
             prefill_s=costs.prefill_s,
             ttft_s=0.0 if first_s is None else first_s - costs.arrived_s,
             decode_s=0.0 if first_s is None else now_s - first_s,
+            prompt_tokens=self.sequence.prompt_tokens,
             matched_tokens=costs.matched_tokens,
             hit_tokens=costs.hit_tokens,
             replay_tokens=costs.replay_tokens,
             shared_tokens=costs.shared_tokens,
+            computed_tokens=costs.computed_tokens,
+            answer_tokens=self.answer_tokens,
             preemptions=costs.preemptions,
             rejected_shards=costs.rejected_shards,
             receipt=self.receipt,

@@ -59,7 +59,7 @@ class Keeper:
         # What a bounded replay leads to is not what a cold run gives: it is not shared.
         end = complete if sequence.replay_first is None else job.plan.stored_blocks
         for block in range(job.indexed_blocks, min(end, complete)):
-            self._index.add(keys[block], sequence.block_ids[block])
+            self._index.add(keys[block], sequence.block_ids[block], is_cold=job.is_cold)
         job.indexed_blocks = complete
 
     def _save_blocks(self, job: Job, complete: int) -> None:
@@ -101,4 +101,4 @@ class Keeper:
 
     def _keep_window(self, job: Job, key: bytes, record: WindowRecord) -> None:
         if job.sequence.replay_first is None:
-            self._snapshots.put(key, record)
+            self._snapshots.put(key, record, is_cold=job.is_cold)

@@ -24,7 +24,7 @@ from .engine_config import EngineConfig
 from .errors import BlockPoolExhausted
 from .generation import Generation, Timings
 from .llm_engine import LLMEngine
-from .load import ComputeType, LoadedRunner, load_runner
+from .load import ComputeType, LoadedRunner, OpenModel, load_runner
 from .prefix_source import PrefixSource
 from .request import Request, TokenEvent
 from .sampling import GREEDY, Sampling
@@ -167,7 +167,7 @@ class LLM:
 
 
 def load_llm(
-    path: str | Path,
+    model: str | Path | OpenModel,
     *,
     store: BlockStore | BlockingAgentClient | None,
     clock: Callable[[], float],
@@ -175,14 +175,14 @@ def load_llm(
     tenant: str = "default",
     config: LLMConfig | None = None,
 ) -> LLM:
-    """A model out of a GGUF file or a folder; `compute` None leaves the choice to the CPU.
+    """A GGUF file or a folder, or one that is open; `compute` None leaves the choice to the CPU.
 
     Raises MissingModel, ModelFileError with everything that is wrong with the model, or
     InvalidRequest for a `compute` that it cannot run in.
     """
     config = config or LLMConfig()
     loaded = load_runner(
-        path, pool_blocks=config.pool_blocks, state_slots=1, compute=compute, tenant=tenant
+        model, pool_blocks=config.pool_blocks, state_slots=1, compute=compute, tenant=tenant
     )
     return LLM(loaded, store=store, config=config, clock=clock)
 

@@ -17,6 +17,7 @@ from itertools import count
 from threading import Event
 
 from kvstore.key import KeyChain
+from kvstore.policy import MISS
 
 from .admission import Admission
 from .engine_config import EngineConfig
@@ -30,7 +31,8 @@ from .prefix_index import PrefixIndex
 from .prefix_knowledge import PrefixKnowledge
 from .prefix_source import PrefixSource
 from .request import Request, TokenEvent
-from .request_checks import PreparedRequest, check_id, check_request, tokens_max_of
+from .request_checks import PreparedRequest, check_id, check_request, is_whole, tokens_max_of
+from .request_report import RequestReport
 from .save_receipt import SaveReceipt
 from .save_sink import SaveSink
 from .schedule import Schedule
@@ -119,11 +121,15 @@ class LLMEngine:
         """
         self._check_open("add_request")
         request, chain = self._check(asked)
-        if self._admission.waiting >= self._config.queue_requests_max:
+        is_over = is_whole(request, self.runner.context_tokens)
+        if not is_over and self._admission.waiting >= self._config.queue_requests_max:
             self._counts.refused += 1
             raise EngineBusy(waiting_requests=self._admission.waiting)
-        self._schedule.add(self._job_of(request, Sequence(request), chain))
+        job = self._job_of(request, Sequence(request), chain)
+        self._schedule.add(job)
         self._counts.requests += 1
+        if is_over:
+            self._schedule.end(job, "length")
 
     def abort(self, request_id: str) -> None:
         """End a request: its last event comes from the next step. Nothing happens if there is none
@@ -172,6 +178,20 @@ class LLMEngine:
         """Requests that can be detached because they decode."""
         decoding = self._schedule.decoding
         return [job.request_id for job in decoding if job.phase is Phase.DECODING]
+
+    def ending_ids(self) -> list[str]:
+        """Requests whose answer is complete: they end with one of the next steps."""
+        decoding = self._schedule.decoding
+        return [job.request_id for job in decoding if job.phase is Phase.ENDING]
+
+    def waiting_line(self) -> list[tuple[str, bool]]:
+        """Requests that wait for their turn or for room, in order, and whether each was preempted:
+        it had both before."""
+        return [(job.request_id, job.costs.preemptions > 0) for job in self._admission.line()]
+
+    def report(self, request_id: str) -> RequestReport:
+        """What a request that has not ended has cost so far."""
+        return self._schedule.jobs[request_id].report(self._clock())
 
     @property
     def status(self) -> EngineStatus:
@@ -252,6 +272,7 @@ class LLMEngine:
         """
         self._check_open("open_for_handover")
         request, _ = self._check(asked)
+        assert not is_whole(request, self.runner.context_tokens), "nothing is to be decoded"
         if self._admission.is_short:
             return None
         tokens_max = tokens_max_of(request, self.runner.context_tokens)
@@ -276,7 +297,8 @@ class LLMEngine:
         check_id(sequence.request, self._schedule.jobs)
         self._memory.held.remove(sequence)
         job = self._job_of(sequence.request, sequence, chain)
-        job.attach_here()
+        is_dense = self.runner.window_layout is None
+        job.attach_here(is_cold=is_dense or sequence.hit == MISS)
         self._schedule.add(job)
         self._counts.attached += 1
 

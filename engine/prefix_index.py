@@ -15,6 +15,7 @@ from .block_pool import BlockPool
 class _Kept:
     block_id: int
     kept_as: int
+    is_cold: bool
 
 
 class PrefixIndex:
@@ -30,8 +31,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, key: bytes, block_id: int) -> None:
-        """A block that is in use has become complete. A key that is known stays where it is."""
+    def add(self, key: bytes, block_id: int, *, is_cold: bool = False) -> None:
+        """A block that is in use has become complete. A key that is known stays where it is.
+        `is_cold`: its bytes are known to be those of a cold run."""
         known = self._kept.get(key)
         if known is not None and self._pool.has_kept(known.block_id, known.kept_as):
             return
@@ -41,12 +43,21 @@ class PrefixIndex:
         if before is not None:
             del self._kept[before]
         self.additions += 1
-        self._kept[key] = _Kept(block_id, self._pool.keep(block_id))
+        self._kept[key] = _Kept(block_id, self._pool.keep(block_id), is_cold)
         self._keys[block_id] = key
+
+    def has(self, key: bytes) -> bool:
+        """Whether the block of a key is in the pool."""
+        kept = self._kept.get(key)
+        return kept is not None and self._pool.has_kept(kept.block_id, kept.kept_as)
 
     def count(self, keys: Sequence[bytes]) -> int:
         """How many leading blocks of a chain are in the pool."""
-        return sum(1 for _ in takewhile(self._has, keys))
+        return sum(1 for _ in takewhile(self.has, keys))
+
+    def count_cold(self, keys: Sequence[bytes]) -> int:
+        """How many leading blocks of a chain are in the pool with the bytes of a cold run."""
+        return sum(1 for _ in takewhile(self._has_cold, keys))
 
     def count_free(self, keys: Sequence[bytes]) -> int:
         """How many of the blocks of `keys`, all of which are in the pool, nobody uses now."""
@@ -62,6 +73,5 @@ class PrefixIndex:
             block_ids.append(kept.block_id)
         return block_ids
 
-    def _has(self, key: bytes) -> bool:
-        kept = self._kept.get(key)
-        return kept is not None and self._pool.has_kept(kept.block_id, kept.kept_as)
+    def _has_cold(self, key: bytes) -> bool:
+        return self.has(key) and self._kept[key].is_cold

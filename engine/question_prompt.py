@@ -4,10 +4,25 @@ A model with a chat template is asked in turns. One without goes on with the tex
 plain completion.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from .chat import Message, encode_chat, encode_follow_up, encode_text, encode_text_after
 from .errors import InvalidRequest
-from .question import Question
+from .question import Question, TextBound, Words, read_question
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .load import OpenModel
+
+
+def read_prompt(words: Words, model: OpenModel) -> list[int]:
+    """The ids of what a command line asks. A file that no prompt of the model can hold is refused
+    before it is all read. Raises as `read_question` and `encode_question`."""
+    # An answer has a token at least.
+    bound = TextBound(model.context_tokens - 1, model.tokenizer.token_bytes_max)
+    return encode_question(model.tokenizer, read_question(words, bound))
 
 
 def encode_question(tokenizer: Tokenizer, question: Question) -> list[int]:

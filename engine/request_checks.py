@@ -44,6 +44,11 @@ def tokens_max_of(request: Request, context_tokens: int) -> int:
     return min(len(request.prompt_ids) + request.max_tokens, context_tokens)
 
 
+def is_whole(request: Request, context_tokens: int) -> bool:
+    """Whether the context has ended the answer already, elsewhere, unknown to whoever asks."""
+    return len(request.prompt_ids) + len(request.answered_ids) == context_tokens
+
+
 def check_id(request: Request, taken_ids: Container[str]) -> None:
     """Raises InvalidRequest for an id that another request has."""
     if request.request_id in taken_ids:
@@ -79,11 +84,11 @@ def _check_lengths(request: Request, runner: ModelRunner) -> None:
         raise InvalidRequest(
             "max_tokens", given=request.max_tokens, expected=f"{answered + 1} or more"
         )
-    if prompt_tokens + answered >= runner.context_tokens:
+    if prompt_tokens + answered > runner.context_tokens:
         raise InvalidRequest(
             "prompt and answered tokens",
             given=prompt_tokens + answered,
-            expected=f"at most {runner.context_tokens - 1} (the model's context less one)",
+            expected=f"at most {runner.context_tokens} (the model's context)",
         )
     tokens, blocks = tokens_max_of(request, runner.context_tokens), runner.pool.capacity_blocks
     if blocks_of(tokens) > blocks:

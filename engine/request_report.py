@@ -27,12 +27,18 @@ class RequestReport:
     """From its arrival until its first token; 0 if it ended without."""
     decode_s: float
     """From its first token until its end."""
+    prompt_tokens: int
     matched_tokens: int
     """What the store said that it has."""
     hit_tokens: int
     replay_tokens: int
     shared_tokens: int
     """Of the hit and the replay behind it, how many were in the pool already."""
+    computed_tokens: int
+    """Of the prompt and of what had been answered elsewhere, for the first token; like the hit, 0
+    before it, and for a sequence that another engine has handed over."""
+    answer_tokens: int
+    """So far, with those that were answered elsewhere."""
     preemptions: int
     rejected_shards: int
     receipt: SaveReceipt = field(repr=False)

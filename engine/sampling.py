@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InvalidRequest
+from .gumbel import choose_largest_sum, noise_words, noise_words_of
+from .likely_tokens import keep_likely
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 
@@ -57,40 +59,15 @@ def choose_token(logits: FloatArray, sampling: Sampling, position: int) -> int:
 
     Among equal logits the lowest id wins. Sampling adds Gumbel noise to the log-probabilities and
     takes the largest sum, which draws exactly from the softmax (Gumbel, 1954; Maddison et al.,
-    2014).
+    2014). Of equal sums the lowest id wins; with a filter, of the most likely ones among them.
     """
     assert logits.ndim == 1, logits.shape
     if sampling.temperature == 0:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) / sampling.temperature
-    kept = _kept_tokens(scaled, sampling)
-    noise = gumbel_noise(len(logits), seed=sampling.seed, position=position)
-    return int(kept[np.argmax(scaled[kept] + noise[kept])])
-
-
-def gumbel_noise(count: int, *, seed: int, position: int) -> FloatArray:
-    """`count` standard Gumbel numbers, float64, from the counter-based generator Philox 4x64.
-
-    Raw words are turned into numbers here, because numpy keeps the words of a generator stable
-    between versions, but not the numbers its distributions draw.
-    """
-    key = np.array([seed, position], dtype=np.uint64)
-    words = np.random.Philox(key=key).random_raw(count)
-    # The upper 53 bits, shifted by half a step so that neither 0 nor 1 can come out.
-    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
-
-
-def _kept_tokens(scaled: FloatArray, sampling: Sampling) -> npt.NDArray[np.intp]:
-    """Ids the filters leave, most likely first; equal logits in order of id."""
-    is_filtered = sampling.top_p < 1 or 0 < sampling.top_k < len(scaled)
-    if not is_filtered:
-        return np.arange(len(scaled))
-    order = np.argsort(-scaled, kind="stable")
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    if sampling.top_p < 1:
-        weights = np.exp(scaled[order] - scaled[order[0]])
-        reached = np.cumsum(weights) / weights.sum()
-        order = order[: int(np.searchsorted(reached, sampling.top_p)) + 1]
-    return order
+    if sampling.top_p == 1 and not 0 < sampling.top_k < len(scaled):
+        words = noise_words(len(scaled), seed=sampling.seed, position=position)
+        return choose_largest_sum(scaled, words, prefers_likely=False)
+    kept = keep_likely(scaled, top_k=sampling.top_k, top_p=sampling.top_p)
+    words = noise_words_of(kept, seed=sampling.seed, position=position)
+    return int(kept[choose_largest_sum(scaled[kept], words, prefers_likely=True)])

@@ -31,7 +31,8 @@ class SaveSink(Protocol):
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
         """Try to have so many blocks free in the pool: let saves end, then give up the oldest that
-        have not begun, no more than needed and none that frees nothing."""
+        have not begun, no more than needed and none that frees nothing. If all of them together
+        are not enough, none is."""
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until nothing is queued or running; False if that took longer."""

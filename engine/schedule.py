@@ -9,8 +9,6 @@ Not for what a step computes of them; that is `passes`.
 from bisect import insort
 from collections.abc import Callable
 
-from kvstore.policy import MISS
-
 from .admission import Admission, order_of
 from .engine_status import EngineCounts
 from .job import Job, Phase
@@ -137,11 +135,10 @@ class Schedule:
             return
         sequence = job.sequence
         if job.phase is Phase.DECODING:
-            job.replay_first = sequence.replay_first
+            job.note_begun(sequence.replay_first, sequence.hit)
         self._leave(job)
         job.drop_load()
         self.memory.give_back(sequence)
-        sequence.computed_tokens, sequence.hit = 0, MISS
         job.begin_anew()
         job.costs.preemptions += 1
         self._counts.preemptions += 1

@@ -47,12 +47,15 @@ def set_thread_count(threads: int | None) -> None:
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
 
 
-def set_threads_for(model: Path, wanted: int | None) -> None:
+def set_threads_for(model: Path, wanted: int | None) -> int:
     """Use as many threads as an engine worker has of this model, unless another number is wanted.
+    Returns the number.
 
     What is measured for a worker has to run as the worker does.
     """
-    set_thread_count(choose_threads(wanted, measure_model(model), len(os.sched_getaffinity(0))))
+    threads = choose_threads(wanted, measure_model(model), len(os.sched_getaffinity(0)))
+    set_thread_count(threads)
+    return threads
 
 
 def choose_threads(wanted: int | None, model_bytes: int, cores: int) -> int:

@@ -18,6 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
+from kvstore.errors import shown
+
 from .errors import InvalidRequest
 from .models.gguf_file import GgufFile
 
@@ -166,6 +168,11 @@ class Tokenizer:
         ]
         self._bytes += [b""] * data.unnamed_ids
 
+    @property
+    def token_bytes_max(self) -> int:
+        """Of text: those of no token are more."""
+        return max(map(len, self._bytes))
+
     def encode(self, text: str) -> list[int]:
         """Ids of the text, none of them special."""
         return self._text_tokenizer.encode(text, add_special_tokens=False).ids
@@ -180,7 +187,7 @@ class Tokenizer:
         if name not in self.data.special_ids:
             raise InvalidRequest(
                 "special token",
-                given=repr(name)[:80],
+                given=shown(name),
                 expected=f"one of {sorted(self.data.special_ids)}",
             )
         return self.data.special_ids[name]

@@ -1,8 +1,8 @@
 """Window state at the ends of blocks, kept in the engine for requests that begin alike.
 
 A record stays on the device that it was made on; all are of one size, so their number bounds the
-memory. Only of sequences without a bounded replay, so that who goes on from one gets the bits of a
-cold run. Not the window memory of a host: that is the agent's.
+memory. Only of sequences without a bounded replay of their own; which are known to be of a cold run
+is kept beside them. Not the window memory of a host: that is the agent's.
 """
 
 from collections import OrderedDict
@@ -17,6 +17,7 @@ class WindowSnapshots:
     def __init__(self, records_max: int) -> None:
         self._records_max = records_max
         self._records: OrderedDict[bytes, WindowRecord] = OrderedDict()
+        self._cold: set[bytes] = set()
         self.additions = 0
         """How often a key has come that was not there."""
 
@@ -26,13 +27,22 @@ class WindowSnapshots:
     def __contains__(self, key: bytes) -> bool:
         return key in self._records
 
-    def put(self, key: bytes, record: WindowRecord) -> None:
-        """Keep a record, which must not change any more."""
+    def is_cold(self, key: bytes) -> bool:
+        """Whether it has a record for the key that is known to be that of a cold run."""
+        return key in self._cold
+
+    def put(self, key: bytes, record: WindowRecord, *, is_cold: bool = False) -> None:
+        """Keep a record, which must not change any more. One that `is_cold` stays the one of its
+        key before others that are not."""
         self.additions += key not in self._records
-        self._records[key] = record
+        if is_cold or key not in self._cold:
+            self._records[key] = record
+        if is_cold:
+            self._cold.add(key)
         self._records.move_to_end(key)
         if len(self._records) > self._records_max:
-            self._records.popitem(last=False)
+            oldest, _ = self._records.popitem(last=False)
+            self._cold.discard(oldest)
 
     def get(self, key: bytes) -> WindowRecord | None:
         record = self._records.get(key)

@@ -15,6 +15,10 @@ class WorkerLost(Exception):
     """A worker is gone, silent, or says what cannot be; the request goes on elsewhere."""
 
 
+class WorkerSilent(WorkerLost):
+    """It took the connection, and says nothing."""
+
+
 class WorkerAbsent(WorkerLost):
     """Nobody is at a worker's address: it has nothing of the request, and may be started again."""
 

@@ -7,6 +7,7 @@ ticket, or is run again from the store with the tokens that were given out.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidRequest, RefusedRequest
+from ..errors import InvalidRequest, RefusedRequest, count_of
 from ..model_identity import ModelIdentity, read_identity
 from ..request import FinishReason
 from ..sampling import GREEDY, Sampling
@@ -26,8 +27,9 @@ from ..worker.messages import (
     HandedOver,
     Refused,
     Tokens,
+    Waiting,
 )
-from .answer import AnswerProgress, WorkerAbsent, WorkerLost
+from .answer import AnswerProgress, WorkerAbsent, WorkerLost, WorkerSilent
 from .conversation import ClientDeadlines, ask_status, converse
 from .places import EnginePlaces
 from .route import Route
@@ -103,8 +105,8 @@ class EngineClient:
         """The answer to a prompt as it comes. Close the iterator to end the request early.
 
         Raises InvalidRequest for what workers refuse, and for a worker of another model;
-        EnginesUnavailable after too many faults, if nobody goes on with it for too long, and at
-        once if this client never met any worker.
+        EnginesUnavailable after too many faults, if nobody has it or no token comes for too long,
+        and at once if this client never met any worker.
         """
         _check_sizes(prompt_ids, max_tokens)
         progress = AnswerProgress(
@@ -125,11 +127,11 @@ class EngineClient:
     ) -> AsyncGenerator[AnswerPart, None]:
         """Ask one worker after the other until the answer is whole."""
         while progress.finish_reason is None:
-            await self._pause(route, watch)
+            left_s = await self._pause(route, watch)
             place = route.next_worker(self._in_flight, self._suspects())
             self._in_flight[place] += 1
             try:
-                async with aclosing(self._ask(route, progress, place, watch)) as parts:
+                async with aclosing(self._ask(route, progress, place, watch, left_s)) as parts:
                     async for part in parts:
                         watch.note_token()
                         yield part
@@ -144,19 +146,30 @@ class EngineClient:
         )
 
     async def _ask(
-        self, route: Route, progress: AnswerProgress, place: WorkerAddress, watch: _Watch
+        self,
+        route: Route,
+        progress: AnswerProgress,
+        place: WorkerAddress,
+        watch: _Watch,
+        first_answer_s: float,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """New tokens from one worker; what ended the attempt is noted."""
+        """New tokens from one worker, which is to say something within `first_answer_s`; what ended
+        the attempt is noted."""
         message = route.next_message(progress)
         known = len(progress.token_ids)
         was_begun = False
         try:
             await self._check_model(place)
-            async with aclosing(converse(place, message, self._deadlines)) as answers:
+            conversation = converse(place, message, self._deadlines, first_answer_s=first_answer_s)
+            async with aclosing(conversation) as answers:
                 async for answer in answers:
-                    self._has_met = was_begun = True
+                    self._has_met = True
+                    # Of one that only waits, a ticket may still be good.
+                    was_begun |= not isinstance(answer, Waiting)
                     position = len(progress.token_ids)
                     match answer:
+                        case Waiting():
+                            self._note_waiting(route, place, answer, watch)
                         case Tokens():
                             new = progress.accept(answer)
                             route.note_progress(len(progress.token_ids) - known)
@@ -185,7 +198,13 @@ class EngineClient:
         it could see; WorkerLost."""
         if self._model is None or place in self._of_this_model:
             return
-        served = read_identity((await ask_status(place, self._deadlines)).get("model"))
+        try:
+            status = await ask_status(place, self._deadlines)
+        except WorkerSilent as error:
+            # It is there, and has nothing of the request.
+            self._has_met = True
+            raise WorkerAbsent(str(error)) from error
+        served = read_identity(status.get("model"))
         if served is not None and served != self._model:
             raise InvalidRequest(
                 "model",
@@ -199,10 +218,21 @@ class EngineClient:
         since_s = self._clock() - SUSPECT_S
         return {place for place, lost_at_s in self._lost_at_s.items() if lost_at_s > since_s}
 
-    async def _pause(self, route: Route, watch: _Watch) -> None:
-        """Wait a moment if everybody was asked in vain. Raises EnginesUnavailable after long."""
+    def _note_waiting(
+        self, route: Route, place: WorkerAddress, waiting: Waiting, watch: _Watch
+    ) -> None:
+        """A worker has the request, and no token of it. Raises EnginesUnavailable after long."""
+        watch.note_waiting()
+        waiting_s = self._deadlines.waiting_s
+        if watch.tokenless_for_s() >= waiting_s:
+            route.trials.note(place, _describe_waiting(waiting))
+            raise route.give_up(f"has given a token for {waiting_s:g} s")
+
+    async def _pause(self, route: Route, watch: _Watch) -> float:
+        """Wait a moment if everybody was asked in vain. How long the next worker may take to say
+        something. Raises EnginesUnavailable after long."""
         if not route.vain_rounds:
-            return
+            return math.inf
         if not self._has_met:
             raise route.give_up("is there")
         patience_s = self._deadlines.patience_s
@@ -211,6 +241,8 @@ class EngineClient:
             raise route.give_up(f"goes on with it for {patience_s:g} s")
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(route.vain_rounds - 1, 16), PAUSE_MAX_S)
         await self._sleep(min(pause_s, left_s))
+        # At least the time that it takes to say no.
+        return max(left_s - pause_s, self._deadlines.connect_s)
 
 
 class _Watch:
@@ -218,15 +250,20 @@ class _Watch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._start_s = clock()
+        self._start_s = self._grown_s = clock()
         self._first_s: float | None = None
         self._stalled_since_s: float | None = None
-        """The first attempt in vain since the answer last grew."""
+        """The first attempt in vain since the answer last grew, or waited at a worker."""
 
     def note_token(self) -> None:
         self._stalled_since_s = None
+        self._grown_s = self._clock()
         if self._first_s is None:
-            self._first_s = self._clock()
+            self._first_s = self._grown_s
+
+    def note_waiting(self) -> None:
+        """A worker has the request, and will go on with it."""
+        self._stalled_since_s = None
 
     def note_attempt(self, setbacks: int) -> None:
         """An attempt has ended. `setbacks`: how many in a row were in vain."""
@@ -235,6 +272,9 @@ class _Watch:
 
     def stalled_for_s(self) -> float:
         return 0.0 if self._stalled_since_s is None else self._clock() - self._stalled_since_s
+
+    def tokenless_for_s(self) -> float:
+        return self._clock() - self._grown_s
 
     def report(self, route: Route) -> AnswerReport:
         now_s = self._clock()
@@ -246,6 +286,14 @@ class _Watch:
             tried=route.trials.describe(),
             engines=tuple(route.reports),
         )
+
+
+def _describe_waiting(waiting: Waiting) -> str:
+    """Why a worker gives no token, in words."""
+    if waiting.state == "begun":
+        return "it works on it"
+    before = f"it waits there behind {count_of(waiting.ahead, 'request')}"
+    return before if waiting.state == "queued" else f"{before}, having given way to others"
 
 
 def _check_sizes(prompt_ids: Sequence[int], max_tokens: int) -> None:

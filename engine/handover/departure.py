@@ -5,7 +5,7 @@ What the engine's thread does, and in which order things happen, is `sender`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.client import BlockingAgentClient, RunOffer
@@ -17,6 +17,9 @@ from ..model_runner import Buffer
 from ..request import Request
 from .outgoing_run import OutgoingRun
 from .ticket import HandoverTicket, SentRun, encode_ids, write_ticket
+
+LEASE_LEAST_S = 0.001
+"""Of who does not wait: long enough for the agent to give what is free."""
 
 
 class ArenaFull(Exception):
@@ -49,19 +52,21 @@ class Parting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Where runs come from, and how long anything takes at most."""
+    """Where runs come from, and how long they are on offer. `clock`: of the deadlines."""
 
     agent: BlockingAgentClient
     mover: SectionMover
     namespace: Namespace
     state_namespace: Namespace | None
-    lease_deadline_s: float
+    clock: Callable[[], float]
     offer_ttl_s: float
     ticket_key: bytes = b""
 
-    def lease(self, namespace: Namespace, blocks: int) -> OutgoingRun:
-        """Raises ArenaFull, StoreError."""
-        run = self.agent.lease_run(namespace, blocks, deadline_s=self.lease_deadline_s)
+    def lease(self, namespace: Namespace, blocks: int, until_s: float) -> OutgoingRun:
+        """A run of so many blocks; room for it is waited for until `until_s`. Raises ArenaFull,
+        StoreError."""
+        left_s = max(LEASE_LEAST_S, until_s - self.clock())
+        run = self.agent.lease_run(namespace, blocks, deadline_s=left_s)
         if run is None:
             raise ArenaFull
         if run.blocks < blocks:
@@ -92,14 +97,15 @@ class Departure:
         computed when `after` is over. Raises ArenaFull, StoreError, TransferFailed."""
         # First: else room in the arena would be idle as long.
         wait_for_compute(after, "a hand-over")
-        self._lease(block_count)
+        # It waits for no room: who is behind it in line may stand still for its ticket.
+        self._lease(block_count, until_s=self._dispatch.clock())
         assert self._blocks is not None
         self._blocks.add_from_pool(self._dispatch.mover, complete_ids)
         self._copied_ids = list(complete_ids)
 
-    def complete(self, parting: Parting) -> bytes:
-        """Copy what is not copied yet, offer the runs and write the ticket. Raises ArenaFull,
-        StoreError, TransferFailed."""
+    def complete(self, parting: Parting, until_s: float) -> bytes:
+        """Copy what is not copied yet, offer the runs and write the ticket. What room is lacking
+        has to be there at `until_s`. Raises ArenaFull, StoreError, TransferFailed."""
         wait_for_compute(parting.after, "a hand-over")
         copied = len(self._copied_ids)
         if (
@@ -109,7 +115,7 @@ class Departure:
         ):
             # Nothing was copied early, or not of what the sequence came to be.
             self.release()
-            self._lease(parting.block_count)
+            self._lease(parting.block_count, until_s)
             copied = 0
         assert self._blocks is not None
         missing_ids = parting.complete_ids[copied:]
@@ -129,11 +135,11 @@ class Departure:
         self._blocks = self._state = None
         self._copied_ids = []
 
-    def _lease(self, block_count: int) -> None:
+    def _lease(self, block_count: int, until_s: float) -> None:
         dispatch = self._dispatch
-        self._blocks = dispatch.lease(dispatch.namespace, block_count)
+        self._blocks = dispatch.lease(dispatch.namespace, block_count, until_s)
         if dispatch.state_namespace is not None:
-            self._state = dispatch.lease(dispatch.state_namespace, 1)
+            self._state = dispatch.lease(dispatch.state_namespace, 1, until_s)
 
     def _offer(self) -> tuple[SentRun, SentRun | None]:
         assert self._blocks is not None

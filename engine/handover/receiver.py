@@ -146,6 +146,10 @@ class HandoverReceiver:
         """Sequences that are on their way in."""
         return len(self._pending)
 
+    def is_arriving(self, request_id: str) -> bool:
+        """Whether it was begun, and `poll` has not said yet what became of it."""
+        return request_id in self._pending
+
     def begin(self, data: bytes, request_id: str) -> None:
         """Let the sequence of a ticket come as `request_id`; `poll` says when it is there, or why
         it does not come. Raises EngineBusy if as many are on their way as may be."""

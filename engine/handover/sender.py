@@ -35,6 +35,7 @@ from .ticket import read_ticket
 log = logging.getLogger(__name__)
 
 LEASE_DEADLINE_S = 1.0
+"""From when a sequence leaves until there is room for it in the arena."""
 OFFER_TTL_S = 30.0
 IN_FLIGHT_MAX = 128
 """Jobs of the copying thread that wait or run; beyond it sequences are not sent."""
@@ -96,12 +97,13 @@ class HandoverSender:
             mover=self._mover,
             namespace=runner.namespace,
             state_namespace=state_namespace(runner),
-            lease_deadline_s=lease_deadline_s,
+            clock=clock,
             offer_ttl_s=offer_ttl_s,
             ticket_key=ticket_key,
         )
         self._faults = faults
         self._clock = clock
+        self._lease_deadline_s = lease_deadline_s
         self._departures: dict[str, Departure] = {}
         # One thread: what is asked of it for a sequence happens in that order.
         self._copier = WorkThreads("handover-sender", count=1, clock=clock)
@@ -112,6 +114,11 @@ class HandoverSender:
     @property
     def counts(self) -> SenderCounts:
         return self._counts
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs of the copying thread that wait or run."""
+        return len(self._jobs)
 
     def begin(self, sequence: Sequence) -> None:
         """The last pass over the sequence's prompt is about to be computed: copy the blocks before
@@ -138,8 +145,9 @@ class HandoverSender:
         on_unsent: Callable[[str], None] = tell_nobody,
     ) -> Future[bytes | None]:
         """Send a sequence that has left its engine's schedule: the ticket, or None if it could not
-        be sent. It comes within the deadlines of two leases and two offers, from when what was
-        computed of the sequence is there, and is never an error of the agent.
+        be sent; never an error of the agent. It waits for room `lease_deadline_s` from this call at
+        most: those in line wait beside each other, and an arena that is full costs the last of them
+        what it costs the first.
 
         What is needed of the sequence is copied or retained at the call: it can be released at
         once. `moves`: how often a drained engine has sent it away, this time included. The future
@@ -157,7 +165,8 @@ class HandoverSender:
             return not_sent
         parting = self._part_with(sequence, moves)
         departure = departure or Departure(self._dispatch)
-        return self._submit(self._complete, departure, parting, on_unsent)
+        until_s = self._clock() + self._lease_deadline_s
+        return self._submit(self._complete, departure, parting, until_s, on_unsent)
 
     def drop(self, request_id: str) -> None:
         """The request ended where it was; nothing happens if it was not begun."""
@@ -219,11 +228,15 @@ class HandoverSender:
             self._pool.release(complete_ids)
 
     def _complete(
-        self, departure: Departure, parting: Parting, on_unsent: Callable[[str], None]
+        self,
+        departure: Departure,
+        parting: Parting,
+        until_s: float,
+        on_unsent: Callable[[str], None],
     ) -> bytes | None:
         ticket, is_refused = None, False
         try:
-            ticket = departure.complete(parting)
+            ticket = departure.complete(parting, until_s)
         except ArenaFull:
             on_unsent("no room in the arena of its agent")
         except AgentRefused as error:

@@ -23,10 +23,11 @@ def choose_chunk_tokens(
 ) -> int:
     """Tokens of the next chunk of a prompt: 0 to `tokens_left`.
 
-    `budget_s` is what is left for it of the step: the cost of the pass itself (a0) and of all that
-    was put into it before is taken off; it may be negative. `cached_tokens` stand before the chunk,
-    `tokens_left` of the prompt behind it. The chunk takes all that is left or ends at a multiple of
-    128. The first one of a step gets its block whatever that costs: else it would starve.
+    `budget_s` is what is left for it of the step: the cost of the pass itself (a0), or of one more
+    sequence in it (a4), and of all that was put into it before is taken off; it may be negative.
+    `cached_tokens` stand before the chunk, `tokens_left` of the prompt behind it. The chunk takes
+    all that is left or ends at a multiple of 128. The first one of a step gets its block whatever
+    that costs: else it would starve.
     """
     assert cached_tokens >= 0, cached_tokens
     assert tokens_left > 0, tokens_left

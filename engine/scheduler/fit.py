@@ -1,10 +1,10 @@
-"""Finds the four coefficients of a cost from passes that were measured. Pure.
+"""Finds the five coefficients of a cost from passes that were measured. Pure.
 
 Not for measuring: that is `engine.fit_cost`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations
 
 import numpy as np
@@ -13,16 +13,17 @@ import numpy.typing as npt
 from ..errors import InvalidRequest
 from .cost import PrefillCost
 
-COEFFICIENTS = 4
+COEFFICIENTS = len(fields(PrefillCost))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A pass of `tokens` new tokens after `cached_tokens` took `took_s`."""
+    """A pass took `took_s`: each of `sequences` had `tokens` new ones after `cached_tokens`."""
 
     tokens: int
     cached_tokens: int
     took_s: float
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ def fit_cost(samples: Sequence[Sample]) -> Fit:
     Relative, so that a pass of one block counts as much as one of a whole prompt. Of the best
     unbounded fits over each subset of the coefficients, those without a negative one are compared:
     the least squares under bounds are among them (the conditions of Karush, Kuhn and Tucker), and
-    for four coefficients that is exact and cheap. Raises InvalidRequest for fewer than four
-    samples, or times that are not positive.
+    for five coefficients that is exact and cheap. What no sample tells apart is 0, such as a4 where
+    none has two sequences. Raises InvalidRequest for fewer than five samples, or times that are not
+    positive.
     """
     if len(samples) < COEFFICIENTS:
         raise InvalidRequest(
@@ -55,7 +57,17 @@ def fit_cost(samples: Sequence[Sample]) -> Fit:
     tokens = np.array([sample.tokens for sample in samples], dtype=np.float64)
     cached = np.array([sample.cached_tokens for sample in samples], dtype=np.float64)
     took_s = np.array([sample.took_s for sample in samples], dtype=np.float64)
-    terms = np.stack([np.ones_like(tokens), tokens, tokens * cached, tokens * tokens], axis=1)
+    sequences = np.array([sample.sequences for sample in samples], dtype=np.float64)
+    terms = np.stack(
+        [
+            np.ones_like(tokens),
+            sequences * tokens,
+            sequences * tokens * cached,
+            sequences * tokens * tokens,
+            sequences - 1,
+        ],
+        axis=1,
+    )
     solution = _least_squares_above_zero(terms / took_s[:, None])
     residuals = np.abs(terms @ solution / took_s - 1)
     return Fit(

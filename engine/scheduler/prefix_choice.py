@@ -34,9 +34,15 @@ class KnownPrefix:
 @dataclass(frozen=True, slots=True)
 class Begun:
     """An answer that was given in part, by a sequence that began a bounded replay at
-    `replay_first`; None if there was none."""
+    `replay_first`; None if there was none.
+
+    `plan` is the prefix that it began with, None if that was in another engine. `is_cold`: nothing
+    it was computed from had come from a store, so its bits are known to be those of a cold run.
+    """
 
     replay_first: int | None
+    plan: HitPlan | None = None
+    is_cold: bool = False
 
 
 def choose_prefix(prompt_tokens: int, known: KnownPrefix, begun: Begun | None = None) -> HitPlan:
@@ -46,8 +52,8 @@ def choose_prefix(prompt_tokens: int, known: KnownPrefix, begun: Begun | None = 
     gives the bits of a cold run. Blocks in the pool count only with window state: without, the hit
     is what the store alone would give, so that its bits do not hang on the engine's past.
 
-    An answer that was begun goes on as it was begun, or cold where that is not to be had: the same
-    bits as without a replay, other ones than with it.
+    An answer that was begun goes on as it was begun, or cold where that is not to be had. Whether
+    it has the same bits then, `keeps_bits` says.
     """
     if begun is None:
         exact = longest_exact_hit(prompt_tokens, known)
@@ -71,6 +77,20 @@ def longest_exact_hit(prompt_tokens: int, known: KnownPrefix) -> HitPlan:
     if border is None:
         return MISS
     return HitPlan(hit_tokens=border, replay_tokens=0, window_anchor=border)
+
+
+def keeps_bits(begun: Begun, plan: HitPlan, *, is_cold: bool) -> bool:
+    """Whether an answer that goes on with this prefix is known to have the bits that it began with.
+    `is_cold`: of the way that it goes on, as in `Begun`.
+
+    What a store gives may be what a bounded replay led to, which its keys do not tell: then only
+    the prefix that an answer began with gives its bits again.
+    """
+    if begun.replay_first is not None:
+        return plan.replay_tokens > 0
+    if begun.is_cold or begun.plan is None:
+        return is_cold
+    return plan == begun.plan
 
 
 def is_replay_possible(prompt_tokens: int, replay_first: int) -> bool:

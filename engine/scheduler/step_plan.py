@@ -75,7 +75,10 @@ def plan_step(
 
 
 class _Budget:
-    """Seconds left of a step. Spent as soon as a prompt does not get all it could use."""
+    """Seconds left of a step. Spent as soon as a prompt does not get all it could use.
+
+    Whoever opens a pass pays for it, whoever joins one for being a further sequence of it.
+    """
 
     def __init__(self, cost: PrefillCost, budget_s: float) -> None:
         self._cost = cost
@@ -85,12 +88,13 @@ class _Budget:
 
     def charge_answers(self, answer_tokens: Sequence[int]) -> None:
         cost = self._cost
-        linear_s = len(answer_tokens) * (cost.a1_s + cost.a3_s)
-        self._left_s -= cost.a0_s + linear_s + cost.a2_s * sum(answer_tokens)
+        answers = len(answer_tokens)
+        own_s = cost.a0_s + (answers - 1) * cost.a4_s + answers * (cost.a1_s + cost.a3_s)
+        self._left_s -= own_s + cost.a2_s * sum(answer_tokens)
 
     def take(self, first: int, end: int, *, opens_pass: bool) -> int:
         """Where a chunk from `first` on ends that may reach to `end`; `first` if there is none."""
-        left_s = self._left_s - (self._cost.a0_s if opens_pass else 0.0)
+        left_s = self._left_s - (self._cost.a0_s if opens_pass else self._cost.a4_s)
         tokens = choose_chunk_tokens(
             self._cost,
             left_s,

@@ -158,18 +158,13 @@ class ThreadedSink(ABC):
             self._changed.notify_all()
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
-        """See SaveSink. Not enough may be free after that: a save that is running keeps its
-        blocks."""
+        """See SaveSink. A save that is running keeps its blocks."""
         end_s = self._clock() + deadline_s
         with self._changed:
             while self._pool.free_blocks < blocks and (self._jobs or self._is_saving):
                 if not self._wait_until(end_s):
                     break
-            while self._pool.free_blocks < blocks:
-                # One whose blocks a sequence has too is kept: to give it up would free nothing.
-                job = next((j for j in self._jobs if self._pool.frees_any(j.block_ids)), None)
-                if job is None:
-                    return
+            for job in self._plan_drops(blocks - self._pool.free_blocks):
                 self._drop(job)
 
     def flush(self, deadline_s: float) -> bool:
@@ -215,6 +210,19 @@ class ThreadedSink(ABC):
             return False
         self._changed.wait(left_s)
         return True
+
+    def _plan_drops(self, missing_blocks: int) -> list[SaveJob]:
+        """The oldest saves that free so many blocks together; none if all of them do not. One whose
+        blocks a sequence has too is kept: to give it up would free nothing."""
+        drops: list[SaveJob] = []
+        for job in self._jobs:
+            if missing_blocks <= 0:
+                break
+            freed_blocks = self._pool.count_last(job.block_ids)
+            if freed_blocks:
+                missing_blocks -= freed_blocks
+                drops.append(job)
+        return drops if missing_blocks <= 0 else []
 
     def _waiting_blocks(self) -> int:
         return sum(len(job.block_ids) for job in self._jobs)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.errors import StoreError
+from kvstore.errors import StoreError, shorten_lines
 from kvstore.identity import check_package_identity
 
 from ..errors import EngineError, describe_in_one_line
@@ -71,7 +71,8 @@ QueueOption = Annotated[
     int, typer.Option(min=1, max=100_000, help="requests that may wait; more are refused")
 ]
 StepBudgetOption = Annotated[
-    float | None, typer.Option(min=0.0, help="seconds that prefill may take of a step (0.2)")
+    float | None,
+    typer.Option(min=0.0, help="seconds of a step, of which prompts get what answers leave (0.2)"),
 ]
 CostOption = Annotated[
     Path | None, typer.Option(help="file that engine.fit_cost wrote", metavar="FILE")
@@ -181,7 +182,12 @@ def main() -> None:
     """Run the command line of this process, and end it."""
     check_package_identity()
     try:
-        app(prog_name=NAME)
+        sys.exit(app(prog_name=NAME, standalone_mode=False))
+    except typer.TyperException as error:
+        # As typer would show it, but for words of any length.
+        error.message = shorten_lines(error.message)
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(error.exit_code)
     except (EngineError, StoreError, OSError) as error:
         sys.stderr.write(f"{NAME}: {describe_in_one_line(error)}\n")
         # An OSError is about a file or an address that the user named.

@@ -7,12 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.errors import shown
 from kvstore.socket_file import SOCKET_PATH_BYTES_MAX
 
 from ..errors import InvalidRequest
 
 PORT_MAX = 65_535
-SHOWN_CHARACTERS_MAX = 80
 EXPECTED = f"a path with a / in it, of at most {SOCKET_PATH_BYTES_MAX} bytes, or HOST:PORT"
 
 
@@ -50,9 +50,7 @@ def parse_host_port(text: str, what: str, expected: str = "HOST:PORT") -> Worker
     if not (separator and is_port and is_bracketed == (":" in host) and _is_host(host)):
         # Without brackets nobody could tell the port from the last part of an IPv6 address.
         hint = ", an IPv6 address in brackets: [::1]:PORT" if text.count(":") > 1 else ""
-        raise InvalidRequest(
-            what, given=repr(text)[:SHOWN_CHARACTERS_MAX], expected=f"{expected}{hint}"
-        )
+        raise InvalidRequest(what, given=shown(text), expected=f"{expected}{hint}")
     return WorkerAddress(host=host, port=int(port))
 
 

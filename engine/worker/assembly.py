@@ -125,7 +125,7 @@ def choose_config(options: WorkerOptions) -> EngineConfig:
     config = EngineConfig(
         sequences_max=options.sequences,
         queue_requests_max=options.queue,
-        cost=options.cost or DEFAULT_COST,
+        cost=DEFAULT_COST if options.cost is None else options.cost.cost,
     )
     if options.step_budget_s is None:
         return config

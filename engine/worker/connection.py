@@ -16,6 +16,7 @@ from .messages import (
     Refused,
     Request,
     Tokens,
+    Waiting,
     decode_request,
     encode_frame,
 )
@@ -133,7 +134,7 @@ class Connection:
         frame = encode_frame(answer)
         self._unsent.note_written(len(frame))
         self._writer.write(frame)
-        if not isinstance(answer, Tokens):
+        if not isinstance(answer, Tokens | Waiting):
             self.has_ended = True
             self._answered.set_result(None)
 

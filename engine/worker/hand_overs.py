@@ -25,6 +25,9 @@ from .outbox import Delivery
 
 log = logging.getLogger(__name__)
 
+LEAVING_MAX = 32
+"""Sequences of a drain that leave at one time: they stand still until they are elsewhere, and the
+others go on with their answers until it is their turn."""
 MOVES_MAX = 16
 """Drains that a request goes through with its cache; beyond it is run again elsewhere."""
 
@@ -111,6 +114,8 @@ class HandOvers:
         for request_id, leaving in list(self._leaving.items()):
             if leaving.ticket.done():
                 del self._leaving[request_id]
+                if leaving.reasons:
+                    log.info("request=%s: not handed over: %s", request_id, leaving.reasons[0])
                 found.append((request_id, _answer_of(leaving)))
         for arrival in self._receiver.poll():
             if arrival.refusal is None:
@@ -120,9 +125,14 @@ class HandOvers:
                 found.append((arrival.request_id, _refused(arrival.refusal)))
         return found
 
-    def is_leaving(self, request_id: str) -> bool:
-        """Whether a ticket for it is being made."""
-        return request_id in self._leaving
+    @property
+    def may_send(self) -> bool:
+        """Whether one sequence more of a drain may leave now."""
+        return self._sender.in_flight < LEAVING_MAX
+
+    def is_under_way(self, request_id: str) -> bool:
+        """Whether a ticket for it is being made, or it is being taken in."""
+        return request_id in self._leaving or self._receiver.is_arriving(request_id)
 
     def counts(self) -> dict[str, Any]:
         """For the status document."""

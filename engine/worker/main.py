@@ -30,6 +30,7 @@ from ..errors import DeviceLost, EngineError
 from ..garbage import freeze_loaded_objects
 from ..given_paths import check_agent_path, check_model_path
 from ..model_identity import identity_of
+from ..scheduler.cost import describe_mismatch
 from ..threads import set_threads_for
 from .address import WorkerAddress
 from .connection import ConnectionBounds
@@ -98,7 +99,7 @@ def run_worker(options: WorkerOptions) -> int:
             check_agent_path(options.agent)
         from .assembly import open_engine
 
-        set_threads_for(options.model, options.threads)
+        _warn_of_other_cost(options, set_threads_for(options.model, options.threads))
         engine = stack.enter_context(open_engine(options, clock=time.monotonic))
         freeze_loaded_objects()
         with asyncio.Runner() as runner:
@@ -121,6 +122,7 @@ async def _serve(
     metrics: MetricsServer | None,
 ) -> None:
     from .engine_thread import EngineThread
+    from .request_line import RequestLine
 
     loop = asyncio.get_running_loop()
     stop = _Stop(loop)
@@ -129,8 +131,10 @@ async def _serve(
     thread = EngineThread(
         engine.engine,
         engine.hand_overs,
+        RequestLine(options.queue, clock=time.monotonic),
         ends_after_prefill=options.role is Role.PREFILL,
         on_end=lambda error: _note_end(loop, fault, error),
+        clock=time.monotonic,
     )
     describe = partial(
         _describe,
@@ -154,6 +158,16 @@ async def _serve(
         server.close()
         if not thread.stop(STOP_DEADLINE_S):
             _give_up(options)
+
+
+def _warn_of_other_cost(options: WorkerOptions, threads: int) -> None:
+    if options.cost is None:
+        return
+    problem = describe_mismatch(
+        options.cost, model=options.model, device=options.device, threads=threads
+    )
+    if problem is not None:
+        log.warning("%s", problem)
 
 
 def _choose_bounds(options: WorkerOptions) -> ConnectionBounds:

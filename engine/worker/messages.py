@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MESSAGE_BYTES_MAX = 9 << 20
 """A prompt and an answer of TOKENS_MAX tokens, 4 bytes each, and what is beside them."""
 TOKENS_MAX = 1 << 20
@@ -89,6 +89,18 @@ class Tokens(Message):
     replay_first: TokenCount | None = None
 
 
+class Waiting(Message):
+    """The request is here, and no token came of it since this was said last. Until then its client
+    need not fear for the worker: one that stands still says nothing.
+
+    `queued`: it was not begun yet; `preempted`: it gave way, and begins anew; `begun`: it is worked
+    on. `ahead`: requests before it in line.
+    """
+
+    state: Literal["queued", "preempted", "begun"]
+    ahead: Word = 0
+
+
 class Finished(Message):
     """The answer is whole. The last message. `report` says what it cost."""
 
@@ -126,7 +138,9 @@ class Status(Message):
 
 
 Request: TypeAlias = Submit | Resume | AskStatus
-Answer: TypeAlias = Tokens | Finished | HandedOver | Refused | Failed | Status
+Answer: TypeAlias = Tokens | Waiting | Finished | HandedOver | Refused | Failed | Status
+
+DRAINING = Refused(reason="the worker is draining", cause="draining")
 
 _Message = TypeVar("_Message")
 _encoder = msgspec.msgpack.Encoder()

@@ -148,7 +148,7 @@ LOAD_METRICS = (
     _make.counter(
         "changed_prefixes",
         "requests",
-        "Answers that went on with another prefix than they were begun with.",
+        "Answers that went on from a prefix not known to have the bits they were begun with.",
         at("engine.counts.changed_prefixes"),
     ),
 )

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from kvstore.errors import shown
 from kvstore.token_file import read_token_file
 
 from ..errors import InvalidRequest
-from ..scheduler.cost import PrefillCost
+from ..scheduler.cost import MeasuredCost
 from .address import WorkerAddress, parse_host_port
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
@@ -46,7 +47,7 @@ class WorkerOptions:
     sequences: int = 16
     queue: int = 64
     step_budget_s: float | None = None
-    cost: PrefillCost | None = None
+    cost: MeasuredCost | None = None
     threads: int | None = None
     """Of the CPU; None for as many as a model of this size has use for."""
     ticket_key: bytes = b""
@@ -73,7 +74,7 @@ class WorkerOptions:
         if not DEVICE_PATTERN.fullmatch(self.device):
             # Whether the device is there the tensor library knows.
             expected = "cpu, cuda, or cuda: and a number"
-            raise InvalidRequest("--device", given=repr(self.device)[:80], expected=expected)
+            raise InvalidRequest("--device", given=shown(self.device), expected=expected)
         if self.metrics is not None:
             parse_host_port(self.metrics, "--metrics")
         if self.pool_blocks is not None and self.pool_bytes is not None:

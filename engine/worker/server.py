@@ -14,21 +14,17 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from ..errors import InvalidRequest
-from ..request import Request as EngineRequest
-from ..sampling import Sampling
 from .connection import Connection, ConnectionBounds
 from .frames import LargeFrames
 from .messages import (
+    DRAINING,
     Answer,
     AskStatus,
-    MalformedMessage,
     Refused,
     Request,
     Resume,
     Status,
     Submit,
-    unpack_tokens,
 )
 from .outbox import Delivery
 
@@ -41,12 +37,13 @@ LISTEN_BACKLOG = 1024
 
 
 class RequestDesk(Protocol):
-    """What an engine does for clients. Calls return at once; answers come as deliveries."""
+    """What an engine does for clients. Calls return at once, however long a prompt is; answers come
+    as deliveries, unless the request is not taken at all: the call says then why."""
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request_id: str, message: Submit) -> Refused | None:
         """Answer a prompt."""
 
-    def resume(self, request_id: str, ticket: bytes) -> None:
+    def resume(self, request_id: str, ticket: bytes) -> Refused | None:
         """Go on with a sequence from elsewhere."""
 
     def abort(self, request_id: str) -> None:
@@ -187,18 +184,14 @@ class WorkerServer:
         if isinstance(request, AskStatus):
             return Status(document=self.status())
         if self.is_draining:
-            return Refused(reason="the worker is draining", cause="draining")
+            return DRAINING
         if isinstance(request, Resume):
+            refused = self._desk.resume(connection.request_id, request.ticket)
+        else:
+            refused = self._desk.submit(connection.request_id, request)
+        if refused is None:
             self._note(connection)
-            self._desk.resume(connection.request_id, request.ticket)
-            return None
-        try:
-            asked = read_submission(request, connection.request_id)
-        except (InvalidRequest, MalformedMessage) as error:
-            return Refused(reason=str(error), cause="invalid")
-        self._note(connection)
-        self._desk.submit(asked)
-        return None
+        return refused
 
     def _note(self, connection: Connection) -> None:
         self._running[connection.request_id] = connection
@@ -208,22 +201,3 @@ class WorkerServer:
         self._running.pop(connection.request_id, None)
         if not self._running:
             self._idle.set()
-
-
-def read_submission(message: Submit, request_id: str) -> EngineRequest:
-    """The request of a message. Raises InvalidRequest, MalformedMessage."""
-    return EngineRequest(
-        request_id=request_id,
-        prompt_ids=unpack_tokens(message.prompt_ids),
-        max_tokens=message.max_tokens,
-        sampling=Sampling(
-            temperature=message.temperature,
-            top_k=message.top_k,
-            top_p=message.top_p,
-            seed=message.seed,
-        ),
-        stop_ids=frozenset(message.stop_ids),
-        ttl_class=message.ttl_class,
-        answered_ids=unpack_tokens(message.answered_ids),
-        replay_first=message.replay_first,
-    )

@@ -32,9 +32,21 @@ def run_benchmark(name: str, *options: str) -> list[dict[str, Any]]:
 
 
 def test_steps_are_measured_with_few_answers_and_many() -> None:
-    lines = run_benchmark("engine_step", "--steps", "3", "--rounds", "0")
+    lines = run_benchmark("engine_step", "--steps", "3", "--sampled", "0", "--rounds", "0")
     assert [line["answers"] for line in lines] == [1, 8, 64]
     assert all(line["step_us"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_choosing_is_measured_greedy_and_sampled_from_a_large_vocabulary() -> None:
+    lines = run_benchmark("engine_step", "--steps", "1", "--sampled", "1", "--rounds", "0")[3:]
+    assert {line["benchmark"] for line in lines} == {"engine_sampled"}
+    ways = [(line["logits"], line["temperature"], line["top_k"], line["top_p"]) for line in lines]
+    assert ("spread", 0.0, 0, 1.0) in ways
+    assert ("spread", 0.8, 0, 0.95) in ways
+    assert ("flat", 0.8, 0, 0.95) in ways
+    assert all((line["answers"], line["vocabulary"]) == (64, 129_280) for line in lines)
+    assert all(line["choosing_us"] > 0 for line in lines)
 
 
 @pytest.mark.torture

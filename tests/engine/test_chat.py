@@ -14,7 +14,7 @@ from engine.chat import (
     encode_text_after,
 )
 from engine.errors import InvalidRequest
-from engine.load import load_tokenizer
+from engine.load import open_model
 from engine.models.gguf_file import GgufFile
 from engine.tokenizer import Tokenizer, read_tokenizer
 from tests.engine.tiny_model import TinyModel
@@ -123,7 +123,7 @@ def test_text_goes_on_behind_an_answer_as_the_ids_it_was_made_of(tokenizer: Toke
 
 
 def test_folder_of_a_model_gives_a_tokenizer_without_template() -> None:
-    tokenizer = load_tokenizer(Path(__file__).parents[2] / "models/v41-mini").tokenizer
+    tokenizer = open_model(Path(__file__).parents[2] / "models/v41-mini").tokenizer
     assert tokenizer.data.chat_template == ""
     ids = encode_text(tokenizer, "import os")
     assert ids[0] == tokenizer.data.begin_id == 0

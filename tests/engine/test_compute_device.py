@@ -11,6 +11,7 @@ import torch
 
 from engine.compute_device import (
     TF32_OVERRIDE,
+    choose_device,
     name_arithmetic,
     operations_for,
     refuse_short_products,
@@ -56,6 +57,15 @@ def test_arithmetic_of_a_gpu_is_named_by_card_and_releases(
     # A release that only mends faults is no other one.
     monkeypatch.setattr(torch, "__version__", "2.12.3+cu129")
     assert name_arithmetic("float32", GPU) == names[-1]
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:256", "cuda:999"])
+def test_number_beyond_the_devices_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [choose_device(known).index for known in ("cuda", "cuda:0", "cuda:1")] == [0, 0, 1]
+    with pytest.raises(InvalidRequest, match=f"device: given '{name}'; 2 CUDA devices are there"):
+        choose_device(name)
 
 
 def test_full_products_are_taken() -> None:

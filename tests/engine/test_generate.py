@@ -10,7 +10,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,8 +20,8 @@ from engine.chat import Message, encode_chat, encode_text
 from engine.client import AnswerReport
 from engine.errors import InvalidRequest
 from engine.generate_options import choose_place, choose_waits
-from engine.load import load_tokenizer
-from engine.question import Question, read_question
+from engine.load import open_model
+from engine.question import Question
 from engine.question_prompt import encode_question
 from engine.remote_answer import RemoteAnswer
 from engine.sampling import Sampling
@@ -198,14 +198,14 @@ def test_unusable_model_file_is_one_line_however_much_is_wrong(tmp_path: Path) -
 
 def test_model_without_template_goes_on_with_the_text() -> None:
     answer = run_json("--model", V41_MINI, "--prompt", "import argparse", "--max-tokens", "4")
-    tokenizer = load_tokenizer(V41_MINI).tokenizer
+    tokenizer = open_model(V41_MINI).tokenizer
     assert answer["prompt_token_ids"] == encode_text(tokenizer, "import argparse")
     assert (answer["compute"], len(answer["token_ids"])) == ("float32", 4)
     assert answer["answer"] == tokenizer.decode(answer["token_ids"])
 
 
 def test_question_to_a_model_without_template_is_its_text_behind_what_was_there() -> None:
-    tokenizer = load_tokenizer(V41_MINI).tokenizer
+    tokenizer = open_model(V41_MINI).tokenizer
     follow_up = Question(text="import os", system=None, earlier=([0, 300], [301, 1]))
     assert encode_question(tokenizer, follow_up) == [0, 300, 301, *tokenizer.encode("import os")]
     with pytest.raises(
@@ -400,48 +400,33 @@ def unread_bytes(pipe: int) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def test_question_joins_text_file_and_question_with_blank_lines(tmp_path: Path) -> None:
-    file = tmp_path / "document.txt"
-    file.write_text("\n The document. \n\n", encoding="utf-8")
-    question = read_question(
-        prompt="Read this.", prompt_file=file, question="And?", system=None, follow_up_of=None
+@pytest.mark.parametrize("help_from", [None, "--engines"])
+def test_file_that_no_prompt_can_hold_is_refused_before_it_is_read_or_made_tokens_of(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, help_from: str | None
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr("engine.tokenizer.Tokenizer.encode", fail)
+    monkeypatch.setattr("engine.llm.load_llm", fail)
+    loaded = open_model(tiny_path)
+    tokens, token_bytes = loaded.context_tokens - 1, loaded.tokenizer.token_bytes_max
+    file = tmp_path / "large"
+    file.touch()
+    os.truncate(file, 1 << 40)
+    place: list[str | Path] = [] if help_from is None else [help_from, tmp_path / "none.sock"]
+    done = run("--model", tiny_path, "--prompt-file", file, *place)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"engine.generate: prompt file: given {1 << 40} bytes in {file}, expected at most "
+        f"{tokens * token_bytes} bytes: a prompt has at most {tokens} tokens, of at most "
+        f"{token_bytes} bytes\n"
     )
-    assert question.text == "Read this.\n\nThe document.\n\nAnd?"
-    assert question.earlier is None
-
-
-def test_question_refuses_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
-    def read(prompt_file: Path | None = None, follow_up_of: Path | None = None) -> None:
-        read_question(
-            prompt="x",
-            prompt_file=prompt_file,
-            question=None,
-            system=None,
-            follow_up_of=follow_up_of,
-        )
-
-    file = tmp_path / "file"
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidRequest, match=r"prompt file: given .*, expected UTF-8 text"):
-        read(prompt_file=file)
-    for content in (
-        "no json",
-        "[]",
-        "{}",
-        '{"prompt_token_ids": 1, "token_ids": [1]}',
-        '{"prompt_token_ids": [1, "x"], "token_ids": [1]}',
-        '{"prompt_token_ids": [1], "token_ids": "12"}',
-    ):
-        file.write_text(content)
-        with pytest.raises(InvalidRequest, match=r"earlier answer: given .*, expected an object"):
-            read(follow_up_of=file)
 
 
 def test_question_goes_to_the_model_as_one_user_turn(open_tiny: OpenTiny) -> None:
     llm = open_tiny()
-    question = read_question(
-        prompt="Hi", prompt_file=None, question=None, system="Be brief", follow_up_of=None
-    )
+    question = Question(text="Hi", system="Be brief", earlier=None)
     expected = encode_chat(llm.tokenizer, [Message("system", "Be brief"), Message("user", "Hi")])
     assert encode_question(llm.tokenizer, question) == expected
 

@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.compute_device import TF32_OVERRIDE
 from engine.errors import InvalidRequest, MissingModel, ModelFileError
-from engine.load import LoadedRunner, PoolMemory, load_runner, load_tokenizer
+from engine.load import LoadedRunner, PoolMemory, load_runner, open_model
 from engine.model_identity import identity_of, read_identity
 from engine.models.deepseek_v41.shipped import shipped_config
 from engine.models.deepseek_v41.tokenizer_file import read_text_tokenizer
@@ -81,7 +81,7 @@ def test_blocks_of_a_gpu_are_not_those_of_a_cpu(mini: LoadedRunner, compute: str
     assert loaded.compute == compute
     assert loaded.runner.namespace != mini.runner.namespace
     assert f"compute:{compute} cuda sm" in loaded.runner.namespace.weights
-    assert load_tokenizer(MODEL).identity == identity_of(loaded.runner.namespace, MODEL)
+    assert open_model(MODEL).identity == identity_of(loaded.runner.namespace, MODEL)
     assert loaded.runner.pool.memory.device.type == "cuda"
 
 
@@ -242,13 +242,13 @@ def test_more_tokens_than_the_model_has_are_refused(tmp_path: Path) -> None:
 def test_client_and_worker_name_a_model_alike(mini: LoadedRunner, tiny_path: Path) -> None:
     file = load(tiny_path)
     for loaded, path in ((mini, MODEL), (file, tiny_path)):
-        assert load_tokenizer(path).identity == identity_of(loaded.runner.namespace, path)
-    assert load_tokenizer(MODEL).identity != load_tokenizer(tiny_path).identity
-    assert load_tokenizer(MODEL).identity.describe().startswith("v41-mini (deepseek_v41, token")
+        assert open_model(path).identity == identity_of(loaded.runner.namespace, path)
+    assert open_model(MODEL).identity != open_model(tiny_path).identity
+    assert open_model(MODEL).identity.describe().startswith("v41-mini (deepseek_v41, token")
 
 
 def test_identity_that_a_worker_tells_comes_back_and_is_shown_on_one_line() -> None:
-    own = load_tokenizer(MODEL).identity
+    own = open_model(MODEL).identity
     assert read_identity(own.to_document() | {"namespace": "ab"}) == own
     strange_ones: list[object] = [None, [], {}, own.to_document() | {"name": 5}]
     for said in strange_ones:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from engine.sampling import GREEDY, Sampling, choose_token, gumbel_noise
+from engine.gumbel import gumbel_noise, noise_words
+from engine.sampling import GREEDY, FloatArray, Sampling, choose_token
 
 LOGITS = np.array([1.0, 3.0, 2.0, 3.0, -1.0, 0.5], dtype=np.float32)
 DRAWS = 6000
@@ -24,6 +25,10 @@ def draw(logits: np.ndarray[Any, Any], sampling: Sampling) -> np.ndarray[Any, An
 def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     weights = np.exp(logits.astype(np.float64))
     return np.asarray(weights / weights.sum())
+
+
+def noise(count: int, seed: int, position: int) -> FloatArray:
+    return gumbel_noise(noise_words(count, seed=seed, position=position))
 
 
 def assert_drawn_with(probabilities: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> None:
@@ -100,11 +105,9 @@ def test_noise_does_not_depend_on_the_filters() -> None:
 
 
 def test_noise_differs_between_seeds_and_between_positions() -> None:
-    noises = [gumbel_noise(64, seed=seed, position=p) for seed in range(5) for p in range(5)]
-    assert len({noise.tobytes() for noise in noises}) == 25
-    neighbours = np.corrcoef(
-        gumbel_noise(20_000, seed=1, position=1), gumbel_noise(20_000, seed=1, position=2)
-    )
+    noises = [noise(64, seed, p) for seed in range(5) for p in range(5)]
+    assert len({numbers.tobytes() for numbers in noises}) == 25
+    neighbours = np.corrcoef(noise(20_000, 1, 1), noise(20_000, 1, 2))
     assert abs(neighbours[0, 1]) < 0.03
 
 
@@ -126,13 +129,13 @@ def test_noise_is_that_of_philox_with_the_seed_and_position_as_key(
 ) -> None:
     words = [word for counter in (1, 2) for word in philox(counter, (seed, position))]
     expected = [-math.log(-math.log(((word >> 11) + 0.5) / 2**53)) for word in words]
-    assert gumbel_noise(8, seed=seed, position=position) == pytest.approx(expected, abs=1e-12)
+    assert noise(8, seed, position) == pytest.approx(expected, abs=1e-12)
 
 
 def test_noise_has_the_moments_of_a_gumbel_distribution() -> None:
-    noise = gumbel_noise(200_000, seed=11, position=0)
-    assert noise.mean() == pytest.approx(np.euler_gamma, abs=0.02)
-    assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
+    numbers = noise(200_000, 11, 0)
+    assert numbers.mean() == pytest.approx(np.euler_gamma, abs=0.02)
+    assert numbers.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
 
 
 @pytest.mark.parametrize(

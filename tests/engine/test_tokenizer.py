@@ -64,6 +64,11 @@ def test_tokenizer_gives_text_back(tiny: Tokenizer, text: str) -> None:
     assert not set(ids) & set(tiny.data.special_ids.values())
 
 
+@given(st.text())
+def test_text_has_no_more_bytes_than_its_tokens_can_have(tiny: Tokenizer, text: str) -> None:
+    assert len(text.encode()) <= len(tiny.encode(text)) * tiny.token_bytes_max
+
+
 @given(st.lists(st.integers(0, 267)))
 def test_stream_gives_the_text_of_all_tokens_in_pieces(tiny: Tokenizer, ids: list[int]) -> None:
     stream = tiny.text_stream()

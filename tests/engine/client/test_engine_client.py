@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from engine.errors import EnginesUnavailable, InvalidRequest
 from engine.model_identity import ModelIdentity
 from engine.request import Request
 from engine.worker.address import WorkerAddress
-from engine.worker.messages import Answer, Failed, Finished, HandedOver, Refused, Status, Tokens
+from engine.worker.messages import (
+    Answer,
+    Failed,
+    Finished,
+    HandedOver,
+    Refused,
+    Status,
+    Tokens,
+    Waiting,
+)
 from tests.engine.worker.scripted_worker import WHOLE, say, serving
 
 
@@ -143,6 +153,89 @@ async def test_time_that_busy_workers_take_to_say_so_counts_as_waiting(folder: P
         assert len(desk.asked) == 4
 
 
+async def test_request_that_waits_at_a_worker_is_in_good_hands(folder: Path) -> None:
+    """The time in line is no time in which nobody has the request."""
+    clock = Clock()
+    turns = count()
+
+    def script(asked: Request | bytes) -> list[Answer]:
+        if next(turns) >= 4:
+            return list(WHOLE)
+        clock.now_s += 50
+        return [Waiting(state="queued", ahead=1), Failed(reason="no room")]
+
+    async with serving(folder, "b", script) as (_, place):
+        client = EngineClient(
+            EnginePlaces(both=(place,)),
+            sleep=clock.sleep,
+            deadlines=ClientDeadlines(patience_s=60),
+            clock=clock,
+        )
+        assert await tokens_of(client) == [5, 6]
+    assert clock.now_s > 200
+
+
+@pytest.mark.parametrize(
+    ("waiting", "words"),
+    [
+        (Waiting(state="queued", ahead=3), "it waits there behind 3 requests$"),
+        (
+            Waiting(state="preempted", ahead=1),
+            "it waits there behind 1 request, having given way to others$",
+        ),
+        (Waiting(state="begun"), "it works on it$"),
+    ],
+)
+async def test_client_gives_up_a_request_that_waits_for_too_long(
+    folder: Path, waiting: Waiting, words: str
+) -> None:
+    clock = Clock()
+
+    def script(asked: Request | bytes) -> list[Answer]:
+        clock.now_s += 20
+        return [waiting]
+
+    async with serving(folder, "b", script) as (desk, place):
+        client = EngineClient(
+            EnginePlaces(both=(place,)), deadlines=ClientDeadlines(waiting_s=20), clock=clock
+        )
+        with pytest.raises(EnginesUnavailable, match=f"has given a token for 20 s: .*{words}"):
+            await tokens_of(client)
+        assert await desk.server.wait_until_idle(30), "it is given up there too"
+
+
+async def test_ticket_is_kept_while_its_worker_has_only_said_that_it_waits(folder: Path) -> None:
+    first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t"))
+    rest = (Tokens(position=1, token_ids=(6,)), Finished(reason="length"))
+    async with (
+        serving(folder, "p", say(*first)) as (_, prefill),
+        serving(folder, "d1", say(Waiting(state="begun"))) as (_, silent),
+        serving(folder, "d2", say(*rest)) as (desk, sound),
+    ):
+        client = EngineClient(
+            EnginePlaces(prefill=(prefill,), decode=(silent, sound)),
+            deadlines=ClientDeadlines(between_tokens_s=0.5),
+            sleep=_sleep_not,
+        )
+        assert await tokens_of(client) == [5, 6]
+        assert desk.asked[0] == b"t"
+
+
+async def test_attempts_are_bounded_by_what_is_left_of_the_patience(folder: Path) -> None:
+    clock = Clock()
+    async with serving(folder, "b", say()) as (_, place):
+        client = EngineClient(
+            EnginePlaces(both=(place,)),
+            sleep=clock.sleep,
+            deadlines=ClientDeadlines(connect_s=0.05, first_token_s=0.3, patience_s=0.1),
+            clock=clock,
+        )
+        with pytest.raises(
+            EnginesUnavailable, match=r"nothing from it for 0\.3 s; .*nothing from it for 0\.08 s"
+        ):
+            await tokens_of(client)
+
+
 async def test_client_gives_up_after_a_bounded_number_of_faults(folder: Path) -> None:
     async with serving(folder, "b", say(Failed(reason="no room"))) as (desk, place):
         client = EngineClient(EnginePlaces(both=(place,)), faults_max=3, sleep=_sleep_not)
@@ -164,6 +257,22 @@ async def test_client_runs_again_with_the_tokens_that_it_has_given_out(folder: P
         again = desk.asked[1]
         assert isinstance(again, Request)
         assert (again.answered_ids, again.replay_first) == ((5,), 128)
+
+
+async def test_answer_ended_by_the_context_is_whole_when_its_worker_is_lost_before_it_says_so(
+    folder: Path,
+) -> None:
+    def script(asked: Request | bytes) -> list[Answer]:
+        assert isinstance(asked, Request)
+        if not asked.answered_ids:
+            return [Tokens(position=0, token_ids=(5, 6)), Failed(reason="lost")]
+        return [Finished(reason="length")]
+
+    async with serving(folder, "b", script) as (_, place):
+        client = EngineClient(EnginePlaces(both=(place,)), sleep=_sleep_not)
+        parts = [part async for part in client.generate([1, 2], max_tokens=9)]
+    assert [part.token_ids for part in parts] == [(5, 6), ()]
+    assert parts[-1].finish_reason == "length"
 
 
 async def test_client_ends_an_answer_that_is_whole_when_its_worker_is_lost(folder: Path) -> None:
@@ -279,6 +388,28 @@ async def test_worker_that_does_not_say_its_model_or_has_a_copy_of_it_is_asked(
         for _ in range(2):
             assert await tokens_of(client) == [5, 6]
         assert desk.server.counts.accepted == 3, "each request, and one question for its model"
+
+
+async def test_worker_that_does_not_say_its_model_in_time_is_left_and_is_no_fault(
+    folder: Path,
+) -> None:
+    """It has nothing of the request, and the time for a first token is not for this question."""
+    path = folder / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(path))
+        deaf.listen()
+        async with serving(folder, "b", say(*WHOLE), model=OWN.to_document()) as (_, place):
+            client = EngineClient(
+                EnginePlaces(both=(WorkerAddress(path=path), place)),
+                model=OWN,
+                deadlines=ClientDeadlines(connect_s=0.3, first_token_s=1000, patience_s=1000),
+                faults_max=1,
+                sleep=_sleep_not,
+            )
+            parts = [part async for part in client.generate([1, 2], max_tokens=4)]
+    report = parts[-1].report
+    assert report is not None
+    assert f"{path}: nothing from it for 0.3 s" in report.tried
 
 
 async def test_worker_that_was_lost_is_asked_for_its_model_again(folder: Path) -> None:

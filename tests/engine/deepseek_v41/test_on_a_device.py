@@ -50,7 +50,7 @@ def test_sequences_side_by_side_and_an_image_keep_to_the_device(bench: ModelBenc
     ids = token_ids(40)
     is_image = torch.arange(40) < 7
     image = ImageRows(is_image_T=is_image, embeddings=torch.ones(7, CONFIG.hidden))
-    with OneDevice():
+    with OneDevice() as device:
         bench.model.forward(
             [
                 Chunk(state=state, token_ids=ids, image=image),
@@ -58,6 +58,7 @@ def test_sequences_side_by_side_and_an_image_keep_to_the_device(bench: ModelBenc
             ]
         )
         bench.model.forward([Chunk(state=one, token_ids=[5]) for one in (state, other)])
+    assert device.calls["aten::mm"] > 0
     bench.end(state)
     bench.end(other)
 
@@ -67,10 +68,11 @@ def test_sequence_that_goes_on_from_a_stored_window_keeps_to_the_device(bench: M
     ids = token_ids(500)
     state.start_at(256, bench.model.recent_ids_of(ids[:256]))
     state.hold_stored_window()
-    with OneDevice():
+    with OneDevice() as device:
         bench.model.forward([Chunk(state=state, token_ids=ids[256:], decoder_first=384)])
         state.rewind(498)
         bench.model.forward([Chunk(state=state, token_ids=ids[498:])])
+    assert device.calls["aten::mm"] > 0
     bench.end(state)
 
 

@@ -105,6 +105,12 @@ def test_pass_without_logits_waits_for_nothing(bench: ModelBench, token_ids: lis
     bench.end(state)
 
 
+def test_wait_for_the_device_is_found() -> None:
+    """That `no_wait` can fail."""
+    with no_wait(), pytest.raises(RuntimeError, match="synchroniz"):
+        torch.ones(4, device="cuda").sum().item()
+
+
 def test_first_tokens_are_near_those_of_the_reference(
     bench: ModelBench, token_ids: list[int]
 ) -> None:

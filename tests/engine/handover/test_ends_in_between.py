@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.engine.handover.bench import REQUEST, SHORT, Handover, request_of
+from tests.engine.handover.bench import REQUEST, SHORT, Handover, arena_runs, request_of
 from tests.engine.handover.waiting import wait_for
+from tests.kvstore.agent.agent_process import AgentProcess
 
 
-def test_request_that_ends_before_it_is_sent_leaves_no_run(handover: Handover) -> None:
+def test_request_that_ends_before_it_is_sent_leaves_no_run(
+    handover: Handover, agent: AgentProcess
+) -> None:
     sequence = handover.source.open(REQUEST)
     handover.source.prefill_until_last(sequence)
     handover.sender.begin(sequence)
+    wait_for(lambda: arena_runs(agent) > 0)
     handover.sender.drop(REQUEST.request_id)
     handover.sender.drop(REQUEST.request_id)
+    wait_for(lambda: arena_runs(agent) == 0)
     handover.source.release(sequence)
 
 
-def test_sender_that_is_closed_gives_back_what_it_has_begun(handover: Handover) -> None:
+def test_sender_that_is_closed_gives_back_what_it_has_begun(
+    handover: Handover, agent: AgentProcess
+) -> None:
     sequence = handover.source.open(REQUEST)
     handover.source.prefill_until_last(sequence)
     handover.sender.begin(sequence)
+    wait_for(lambda: arena_runs(agent) > 0)
     handover.source.release(sequence)
     assert handover.sender.close(20)
+    wait_for(lambda: arena_runs(agent) == 0)
 
 
 def test_begun_copy_counts_for_nothing_when_the_sequence_began_anew(handover: Handover) -> None:

@@ -152,8 +152,10 @@ class SoundKept(Kept):
             self.sound.blocks |= kept.blocks
             self.sound.windows |= kept.windows
 
-    def put_block(self, key: bytes, data: bytes, *, is_dense: bool) -> None:
+    def put_block(self, key: bytes, data: bytes, *, is_dense: bool) -> bool:
+        is_new = key not in self.blocks
         self._put(self.blocks, self.sound.blocks, key, data)
+        return is_new
 
     def put_window(self, key: bytes, record: bytes) -> None:
         self._put(self.windows, self.sound.windows, key, record)

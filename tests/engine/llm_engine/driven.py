@@ -25,10 +25,13 @@ class Kept:
     blocks: dict[bytes, bytes] = field(default_factory=dict)
     windows: dict[bytes, bytes] = field(default_factory=dict)
 
-    def put_block(self, key: bytes, data: bytes, *, is_dense: bool) -> None:
+    def put_block(self, key: bytes, data: bytes, *, is_dense: bool) -> bool:
+        """Whether it was not there: what is there stays."""
+        is_new = key not in self.blocks
         first = self.blocks.setdefault(key, data)
         # Equal keys are equal bits, but for what a bounded replay leads to.
         assert not is_dense or first == data
+        return is_new
 
     def put_window(self, key: bytes, record: bytes) -> None:
         self.windows[key] = record
@@ -49,6 +52,7 @@ class DrivenSink:
         self.jobs: deque[SaveJob] = deque()
         self.ttl_classes: list[str] = []
         self.windows_saved = 0
+        self.rooms_asked = 0
         self._pool = runner.pool
         self._kept = kept
         self._is_dense = runner.window_layout is None
@@ -77,11 +81,12 @@ class DrivenSink:
     def save_next(self) -> None:
         """The oldest save that waits is done."""
         job = self.jobs.popleft()
+        stored = 0
         for key, block_id in zip(job.keys, job.block_ids, strict=True):
             data = bytes(self._pool.buffer(block_id))
-            self._kept.put_block(key, data, is_dense=self._is_dense)
+            stored += self._kept.put_block(key, data, is_dense=self._is_dense)
         self._pool.release(job.block_ids)
-        job.receipt.settle(stored=len(job.block_ids))
+        job.receipt.settle(stored=stored, known=len(job.block_ids) - stored)
 
     @property
     def dropped_windows(self) -> int:
@@ -92,10 +97,14 @@ class DrivenSink:
         self._kept.put_window(key, record.memory.numpy().tobytes())
 
     def make_room(self, blocks: int, deadline_s: float) -> None:
-        while self._pool.free_blocks < blocks:
-            job = next((j for j in self.jobs if self._pool.frees_any(j.block_ids)), None)
-            if job is None:
-                return
+        self.rooms_asked += 1
+        missing_blocks, drops = blocks - self._pool.free_blocks, []
+        for job in self.jobs:
+            freed_blocks = self._pool.count_last(job.block_ids) if missing_blocks > 0 else 0
+            if freed_blocks:
+                missing_blocks -= freed_blocks
+                drops.append(job)
+        for job in drops if missing_blocks <= 0 else []:
             self.jobs.remove(job)
             self._pool.release(job.block_ids)
             job.receipt.settle(dropped=len(job.block_ids))

@@ -26,7 +26,7 @@ from tests.engine.llm_engine.alone import (
     record,
     strange_keys,
 )
-from tests.engine.llm_engine.driven import DrivenLoad
+from tests.engine.llm_engine.driven import DrivenLoad, Kept
 from tests.engine.llm_engine.engine_bench import (
     EngineBench,
     MakeRunner,
@@ -113,7 +113,8 @@ class EngineMachine:
         self.family = family
         self.seen = seen
         self.prompts = [family.prompt(which) for which in range(len(family.prompts))]
-        self.kept = SoundKept([family.cold(prompt_ids).kept for prompt_ids in self.prompts])
+        self.sound = SoundKept([family.cold(prompt_ids).kept for prompt_ids in self.prompts])
+        self.kept = self.make_store()
         self.bench = EngineBench(
             family.make_runner,
             pool_blocks=choices.one_of(family.pool_blocks),
@@ -135,6 +136,9 @@ class EngineMachine:
         self.detached: list[Sequence] = []
         self.number = 0
 
+    def make_store(self) -> Kept:
+        return self.sound
+
     def fill_store(self, what: str) -> None:
         """Blocks of all prompts, and window state that their next turns would hit."""
         if what == "nothing":
@@ -143,7 +147,7 @@ class EngineMachine:
             found = self.family.cold(prompt_ids).kept.blocks
             self.kept.blocks |= list(found.items())[: len(prompt_ids) // BLOCK_TOKENS]
         if what == "all":
-            self.kept.windows |= self.kept.sound.windows
+            self.kept.windows |= self.sound.sound.windows
 
     def do(self, operation: str, number: int) -> None:
         getattr(self, operation)(Choices(number))
@@ -327,7 +331,7 @@ class EngineMachine:
         assert set(self.detached) <= self.held
 
     def only_a_replay_saves_other_bytes(self) -> None:
-        assert self.kept.strange <= self.may_be_strange
+        assert self.sound.strange <= self.may_be_strange
 
     def check_books(self) -> None:
         self.references_add_up()
@@ -420,3 +424,30 @@ class EngineMachine:
     @property
     def held(self) -> set[Sequence]:
         return self.bench.engine._memory.held
+
+
+class PlainMachine(EngineMachine):
+    """Its store keeps what a replay led to as well, as a real one does: so nobody can say what bits
+    an exact hit has. But no block changes that somebody else has (`SummingRunner` sees to that),
+    and an answer that was begun cold is that of a cold run, whatever came in between.
+    """
+
+    def make_store(self) -> Kept:
+        return Kept()
+
+    def forget(self, choices: Choices) -> None:
+        """Window state only: a block that was lost may be stored anew by somebody else."""
+        if self.kept.windows:
+            del self.kept.windows[choices.one_of(list(self.kept.windows))]
+
+    def check_answers(self, bench: EngineBench, found: Bits) -> None:
+        if bench is self.elsewhere:
+            return
+        for name, answer in bench.answers.items():
+            request, report = bench.requests[name], answer.report
+            if report is None or report.hit_tokens or request.answered_ids or not answer.replays:
+                continue
+            plain_ids = self.family.cold(request.prompt_ids).token_ids
+            assert answer.token_ids == plain_ids[: len(answer.token_ids)], name
+            self.seen["cold"] += 1
+            self.seen["cold and preempted"] += report.preemptions > 0

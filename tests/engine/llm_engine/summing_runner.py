@@ -217,18 +217,17 @@ class SummingRunner:
         return [(int(one), int(other)) for one, other in found]
 
     def _write(self, sequence: Sequence, halves: list[tuple[int, int]], end: int) -> None:
-        """Where nobody else reads, or what is there already."""
+        """Where nobody else reads, and nobody may want to read again what is there."""
         at = end - len(halves)
         while at < end:
             block, place = divmod(at, BLOCK_TOKENS)
             count = min(BLOCK_TOKENS - place, end - at)
             block_id = sequence.block_ids[block]
             begin = at - (end - len(halves))
+            is_own = self.pool._references[block_id] == 1 and not self.pool._is_kept[block_id]
+            assert is_own, f"block {block_id} is read by others"
             new = np.array(halves[begin : begin + count], np.uint32).T
-            old = self._halves[block_id, :, place : place + count]
-            is_own = self.pool._references[block_id] == 1
-            assert is_own or np.array_equal(old, new), f"block {block_id} is read by others"
-            old[:] = new
+            self._halves[block_id, :, place : place + count] = new
             at += count
 
     @staticmethod

@@ -14,6 +14,7 @@ from tests.engine.llm_engine.engine_bench import (
     nano,
     prompt_of,
     request_of,
+    summing,
 )
 
 PROMPT = prompt_of(400)
@@ -126,6 +127,70 @@ def test_preempted_answer_that_began_with_window_state_does_not_become_a_replay(
         assert tight.engine.status.counts.hit_tokens == 256
         assert sequence.hit == MISS
         tight.finish()
-        counts = tight.engine.status.counts
-        assert counts.changed_prefixes == 0
+        # What it went on without came from a store, which may have had it of a replay.
+        assert tight.engine.status.counts.changed_prefixes == 1
         assert tight.tokens("r") == answer_alone(nano, TIGHT)
+
+
+LONG_PROMPT = prompt_of(637)
+LATER = request_of("r", LONG_PROMPT, 8)
+"""Its hit ends at 384 at the farthest, and its sixth block is wanted after four tokens."""
+
+
+def what_a_replay_left() -> Kept:
+    """Blocks of `LONG_PROMPT` up to 384, the last of them computed behind a replay."""
+    kept = Kept()
+    for tokens in (300, 420):
+        with bench(summing, kept=kept) as other:
+            other.add(request_of("r", LONG_PROMPT[:tokens], 1))
+            other.finish()
+        kept.windows.clear()
+    return kept
+
+
+def resumed(kept: Kept) -> EngineBench:
+    """An engine that has begun `LATER` cold and has thrown it out, has handed out most of its
+    blocks anew, and begins it again."""
+    one = EngineBench(summing, kept=kept, pool_blocks=7)
+    one.add(request_of("before", prompt_of(126, 5), 500))
+    one.step_until(lambda: "before" in one.order)
+    add_without_the_store(one, LATER)
+    one.step_until(lambda: "r" in one.order)
+    one.source.is_held = False
+    one.step_until(lambda: one.answers["before"].finish_reason is not None)
+    one.finish()
+    assert one.report("r").preemptions == 1
+    return one
+
+
+def test_answer_begun_cold_takes_no_blocks_that_others_have_stored() -> None:
+    """A window of its own was here, and the blocks before it in the store were not its own."""
+    one = resumed(what_a_replay_left())
+    counts = one.engine.status.counts
+    assert counts.changed_prefixes == 0
+    assert one.tokens("r") == answer_alone(summing, LATER)
+    assert counts.prefill_tokens > 2 * 637
+
+
+def test_answer_begun_cold_takes_the_blocks_that_it_has_stored_itself() -> None:
+    one = resumed(Kept())
+    counts = one.engine.status.counts
+    assert counts.changed_prefixes == 0
+    assert one.tokens("r") == answer_alone(summing, LATER)
+    # The second time it computed no more than what is behind its hit.
+    assert counts.prefill_tokens == 126 + 637 + 640 - 384
+
+
+def test_answer_begun_elsewhere_that_goes_on_from_the_store_is_counted() -> None:
+    """Nothing says whether it has seen the same state."""
+    kept = Kept()
+    with bench(summing, kept=kept) as first:
+        for prompt in (LONG_PROMPT[:385], LONG_PROMPT):
+            first.add(request_of(f"of {len(prompt)}", prompt, 1))
+            first.finish()
+    rest = replace(LATER, answered_ids=tuple(answer_alone(summing, LATER)[:2]))
+    with bench(summing, kept=kept) as second:
+        second.add(rest)
+        second.finish()
+        assert second.report("r").hit_tokens == 384
+        assert second.engine.status.counts.changed_prefixes == 1

@@ -41,7 +41,7 @@ def test_request_is_refused_when_the_queue_is_full_and_taken_later() -> None:
         ({"prompt_ids": [5, -1]}, "token id: given -1"),
         ({"max_tokens": 0}, "max_tokens: given 0, expected 1 or more"),
         ({"max_tokens": 2, "answered_ids": (4, 5)}, "max_tokens: given 2, expected 3 or more"),
-        ({"prompt_ids": [5] * 1022, "answered_ids": (4, 5)}, "answered tokens: given 1024"),
+        ({"prompt_ids": [5] * 1022, "answered_ids": (4, 5, 6)}, "answered tokens: given 1025"),
         ({"answered_ids": (4,), "stop_ids": frozenset({4})}, "answered_ids"),
         ({"replay_first": 128}, "replay_first: given 128, expected None for a dense model"),
         ({"max_tokens": 600}, "prompt tokens and max_tokens: given 610 together, expected at most"),
@@ -58,6 +58,22 @@ def test_request_that_can_never_be_answered_is_refused(
             one.engine.add_request(changed(request_of("r", prompt_of(10), 9), change))
         one.finish()
         assert one.engine.status.counts.requests == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_answer_that_the_context_has_ended_elsewhere_ends_without_a_token(is_full: bool) -> None:
+    """Its last token came, and what was behind it was lost."""
+    with bench(pool_blocks=8, queue_requests_max=1) as one:
+        if is_full:
+            one.add(request_of("first", prompt_of(10), 1))
+        whole = changed(request_of("r", prompt_of(1022), 9), {"answered_ids": (4, 5)})
+        (event,) = one.engine.stream(whole)
+        assert (event.position, event.token_ids, event.finish_reason) == (2, (), "length")
+        assert event.report is not None
+        assert (event.report.prompt_tokens, event.report.answer_tokens) == (1022, 2)
+        one.finish()
+        counts = one.engine.status.counts
+        assert (counts.finished, counts.refused) == (1 + is_full, 0)
 
 
 def changed(request: Request, change: dict[str, object]) -> Request:
@@ -100,7 +116,7 @@ def bench_in_each_phase() -> EngineBench:
     one.source.loads[-1].answer()
     one.step()
     one.add(request_of("match", prompt_of(130, 5), 5))
-    one.add(request_of("wait", prompt_of(10, 6), 5))
+    one.add(request_of("wait", prompt_of(131, 6), 5))
     return one
 
 
@@ -155,6 +171,24 @@ def test_abort_of_an_unknown_request_is_nothing() -> None:
     with bench() as one:
         one.engine.abort("nobody")
         assert one.engine.step() == []
+
+
+def test_saves_are_looked_through_for_room_from_time_to_time_only() -> None:
+    """Each look goes through all blocks of a request, and it would be one in every step."""
+    with bench(pool_blocks=5, has_source=False) as one:
+        one.add(request_of("long", prompt_of(260, 1), 100))
+        one.add(request_of("late", prompt_of(300, 2), 1))
+        one.step()
+        one.clock.now_s += 1.1
+        for _ in range(50):
+            one.step()
+            one.clock.now_s += 0.01
+        assert one.sink.rooms_asked == 1
+        one.clock.now_s += 0.6
+        one.step(10)
+        assert one.sink.rooms_asked == 2
+        one.finish()
+        assert one.order == ["long", "late"]
 
 
 def test_saves_that_have_not_begun_give_way_to_an_answer() -> None:

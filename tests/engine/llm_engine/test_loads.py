@@ -13,6 +13,7 @@ from tests.engine.llm_engine.engine_bench import (
     nano,
     prompt_of,
     request_of,
+    summing,
 )
 
 FAMILIES = [llama, nano]
@@ -225,6 +226,61 @@ def test_lost_store_costs_a_request_its_hit_only(make_runner: MakeRunner) -> Non
         one.finish()
         assert one.report("r").hit_tokens == one.report("r").matched_tokens == 0
         assert one.tokens("r") == answer_alone(make_runner, request)
+
+
+@pytest.mark.parametrize("make_runner", [dense_summing, summing])
+def test_requests_that_need_no_store_pass_all_that_wait_for_it(make_runner: MakeRunner) -> None:
+    """A store that answers nothing has a full line, and more that wait to stand in it."""
+    here = prompt_of(300, 9)
+    with bench(make_runner, loads_max=2) as one:
+        one.add(request_of("before", here, 1))
+        one.finish()
+        one.source.is_held = True
+        for number in range(5):
+            one.add(request_of(f"slow {number}", prompt_of(300, number), 1))
+        for number in range(3):
+            one.add(request_of(f"short {number}", prompt_of(50, number), 2))
+        one.add(request_of("here", here, 2))
+        one.add(request_of("last", prompt_of(60), 2))
+        passing = ["short 0", "short 1", "short 2", "here", "last"]
+        one.step_until(lambda: all(one.answers[name].finish_reason for name in passing))
+        assert one.order == ["before", *passing]
+        assert (one.engine.status.entering, one.engine.status.waiting) == (2, 3)
+        one.source.is_held = False
+        for load in one.source.loads[1:]:
+            load.answer()
+        one.finish()
+        assert one.order[6:] == [f"slow {number}" for number in range(5)]
+
+
+def test_request_that_needs_no_store_is_not_passed_by_those_behind_it() -> None:
+    """It waits for blocks, and nobody passes one that does."""
+    with bench(pool_blocks=4, loads_max=1) as one:
+        one.source.is_held = True
+        one.add(request_of("long", prompt_of(120, 1), 200))
+        one.step()
+        one.add(request_of("asks", prompt_of(300, 2), 1))
+        one.add(request_of("waits", prompt_of(126, 3), 200))
+        one.add(request_of("waits too", prompt_of(126, 4), 1))
+        one.add(request_of("later", prompt_of(10, 5), 1))
+        one.step_until(lambda: len(one.engine._schedule.jobs) == 1)
+        assert one.order == ["long", "waits", "waits too", "later"]
+        one.source.loads[-1].answer()
+        one.source.is_held = False
+        one.finish()
+
+
+def test_store_is_asked_after_all_when_the_pool_loses_the_prefix_of_one_that_waits() -> None:
+    """All of it was here when it came to its turn; then one before it was given the blocks."""
+    prompt = prompt_of(300)
+    with bench(dense_summing, pool_blocks=6) as one:
+        one.add(request_of("first", prompt, 1))
+        one.finish()
+        one.add(request_of("large", prompt_of(700, 2), 1))
+        one.add(request_of("again", prompt, 1))
+        one.finish()
+        report = one.report("again")
+        assert (report.matched_tokens, report.hit_tokens, report.shared_tokens) == (256, 256, 0)
 
 
 def test_loads_under_way_are_bounded_and_begun_in_order() -> None:

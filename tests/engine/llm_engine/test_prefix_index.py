@@ -69,3 +69,25 @@ def test_snapshot_that_was_used_longest_ago_goes_first() -> None:
     snapshots.put(C, records[C])
     assert (A in snapshots, B in snapshots, len(snapshots)) == (True, False, 2)
     assert snapshots.get(B) is None
+
+
+def test_chain_of_cold_runs_ends_before_the_first_block_that_is_not_known_to_be_of_one() -> None:
+    pool = BlockPool(block_bytes=64, capacity_blocks=3)
+    index = PrefixIndex(pool)
+    for key, block_id in zip((A, B, C), pool.allocate(3), strict=True):
+        index.add(key, block_id, is_cold=key != B)
+    assert (index.count([A, B, C]), index.count_cold([A, B, C])) == (3, 1)
+
+
+def test_snapshot_of_a_cold_run_stays_before_others_of_its_key() -> None:
+    snapshots = WindowSnapshots(1)
+    cold, other = (WindowRecord(torch.zeros(1, dtype=torch.uint8)) for _ in range(2))
+    snapshots.put(A, other)
+    assert not snapshots.is_cold(A)
+    snapshots.put(A, cold, is_cold=True)
+    snapshots.put(A, other)
+    assert snapshots.get(A) is cold
+    assert snapshots.is_cold(A)
+    snapshots.put(B, other)
+    snapshots.put(A, other)
+    assert not snapshots.is_cold(A)

@@ -12,7 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.llm_engine.engine_bench import dense_summing, llama, nano, summing
-from tests.engine.llm_engine.engine_machine import OPERATIONS, EngineMachine, Family
+from tests.engine.llm_engine.engine_machine import (
+    OPERATIONS,
+    EngineMachine,
+    Family,
+    PlainMachine,
+)
 
 SUMMING = Family(
     make_runner=summing,
@@ -35,8 +40,10 @@ NAMES = [name for name, weight in OPERATIONS.items() for _ in range(weight)]
 NUMBERS = st.integers(0, 2**24 - 1)
 
 
-def run(family: Family, examples: int, operations: int) -> Counter[str]:
-    """What has happened."""
+def check_engines(
+    family: Family, examples: int, operations: int, make: type[EngineMachine] = EngineMachine
+) -> Counter[str]:
+    """What has happened; the machine asserts after each operation, and at the end."""
     seen = Counter[str]()
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
@@ -49,7 +56,7 @@ def run(family: Family, examples: int, operations: int) -> Counter[str]:
         ),
     )
     def run_one(setting: int, chosen: list[tuple[str, int]]) -> None:
-        machine = EngineMachine(family, setting, seen)
+        machine = make(family, setting, seen)
         for name, number in chosen:
             machine.do(name, number)
         machine.finish()
@@ -59,13 +66,19 @@ def run(family: Family, examples: int, operations: int) -> Counter[str]:
 
 
 def test_books_and_bits_are_right_after_any_operations_with_window_state() -> None:
-    seen = run(SUMMING, 40, 100)
+    seen = check_engines(SUMMING, 60, 100)
     aims = ("preempted", "exact hit", "replayed", "shared")
     assert min(seen[what] for what in aims) > 0, seen
 
 
+def test_no_block_of_others_changes_where_a_store_keeps_what_a_replay_led_to() -> None:
+    seen = check_engines(SUMMING, 60, 100, PlainMachine)
+    aims = ("cold", "cold and preempted", "replayed", "shared")
+    assert min(seen[what] for what in aims) > 0, seen
+
+
 def test_books_and_bits_are_right_after_any_operations_of_a_dense_model() -> None:
-    seen = run(DENSE, 25, 100)
+    seen = check_engines(DENSE, 25, 100)
     aims = ("preempted", "exact hit", "shared")
     assert min(seen[what] for what in aims) > 0, seen
 
@@ -75,4 +88,4 @@ def test_books_and_bits_of_real_layers_are_right_after_any_operations(
     family: Family, examples: int
 ) -> None:
     """Each of their tokens takes as long as a hundred of those above."""
-    run(family, examples, 24)
+    check_engines(family, examples, 24)

@@ -49,6 +49,7 @@ def long_answer_beside_a_load() -> Iterator[EngineBench]:
 def test_request_whose_prefix_is_arriving_gives_way_to_an_answer() -> None:
     with long_answer_beside_a_load() as one:
         one.step_until(lambda: one.answers["long"].finish_reason is not None, steps_max=200)
+        assert one.engine._schedule.jobs["late"].costs.preemptions == 1
 
 
 def test_request_whose_prompt_is_being_computed_gives_way_to_an_answer() -> None:

@@ -61,6 +61,28 @@ def test_answers_are_charged_with_what_they_look_back_at() -> None:
     assert len(plan(*two, budget_s=room_s + 1.24, answers=answers, cost=cost).passes[0]) == 1
 
 
+ONE_BY_ONE = PrefillCost(a0_s=10.0, a1_s=1.0, a2_s=0.0, a3_s=0.0, a4_s=7.0)
+"""Each further sequence of a pass costs 7."""
+
+
+def test_each_further_answer_is_charged_for_being_in_the_pass() -> None:
+    # 10 + 16 + 15 * 7 = 131 for the answers, 7 + 256 for a chunk of two blocks beside them.
+    prefill, answers = Prefill(0, 256), (100,) * 16
+    found = plan(prefill, budget_s=394.0, answers=answers, cost=ONE_BY_ONE)
+    assert found.passes == ((Chunk(0, 256),),)
+    found = plan(prefill, budget_s=393.9, answers=answers, cost=ONE_BY_ONE)
+    assert found.passes == ((Chunk(0, 128),),)
+
+
+def test_each_further_prompt_is_charged_for_being_in_the_pass() -> None:
+    # 10 + 100 for the first, 7 + 200 for the second.
+    prompts = (Prefill(0, 100), Prefill(0, 200))
+    found = plan(*prompts, budget_s=317.0, cost=ONE_BY_ONE)
+    assert found.passes == ((Chunk(0, 100), Chunk(1, 200)),)
+    found = plan(*prompts, budget_s=316.9, cost=ONE_BY_ONE)
+    assert found.passes == ((Chunk(0, 100), Chunk(1, 128)),)
+
+
 def test_arriving_prompt_has_passes_of_its_own_behind_the_others() -> None:
     arriving = Prefill(128, 300, (256,))
     found = plan(Prefill(0, 10), budget_s=1000.0, answers=(7,), arriving=arriving)
@@ -85,6 +107,7 @@ costs = st.builds(
     st.sampled_from([1e-4, 1e-3]),
     st.sampled_from([0.0, 1e-7]),
     st.sampled_from([0.0, 5e-8]),
+    st.sampled_from([0.0, 0.03]),
 )
 
 
@@ -107,6 +130,8 @@ def test_plan_keeps_its_rules(
     position = [prefill.computed_tokens for prefill in ready]
     for number, chunks in enumerate(found.passes):
         assert chunks or (number == 0 and answers)
+        sequences = len(chunks) + (len(answers) if number == 0 else 0)
+        spent_s += (sequences - 1) * cost.a4_s
         indexes = [chunk.index for chunk in chunks]
         assert indexes == sorted(set(indexes))
         spent_s += cost.a0_s

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from engine.block_pool import BlockPool
-from engine.errors import TransferFailed
 from engine.kv import mover as mover_module
 from engine.kv.memcpy_mover import MemcpyMover
 from engine.kv.mover import ComputeMark, SectionMover, Transfer
@@ -24,6 +23,7 @@ from kvstore.admin.local_cluster import LocalCluster
 from kvstore.client import BlockingAgentClient
 from kvstore.layout import BlockLayout
 from tests.engine.kv.delayed_mover import DelayedMover
+from tests.engine.kv.failing_mover import FailingMover
 from tests.engine.kv.fake_nixl import FakeNixl
 from tests.engine.stored_prompt import LAYOUT, WINDOW, StoredPrompt
 from tests.engine.waiting import DEADLINE_S, wait_until
@@ -92,20 +92,6 @@ def test_sink_with_fewer_runs_than_it_needs_waits_for_those_under_way(
     assert saving.sink.close(DEADLINE_S)
     assert receipt.summary() == SaveSummary(stored=BLOCKS)
     wait_until(lambda: shared_agent.status()["arena"]["runs"] == 0)
-
-
-class FailingMover(MemcpyMover):
-    """A device that takes no work."""
-
-    def from_pool(
-        self,
-        part: memoryview,
-        section: int,
-        block_ids: Sequence[int],
-        *,
-        after: ComputeMark = None,
-    ) -> Transfer:
-        raise TransferFailed("the device takes no more work")
 
 
 def test_blocks_that_do_not_get_out_of_the_pool_are_no_fault_of_the_store(
@@ -211,7 +197,7 @@ def test_window_state_of_a_device_that_is_lost_is_dropped_and_no_fault_of_the_st
 
 
 def nixl_mover(pool: BlockPool, layout: BlockLayout) -> NixlMover:
-    return NixlMover(pool, layout, arena=lambda: None, api=FakeNixl().module)
+    return NixlMover(pool, layout, arena=lambda: None, clock=time.monotonic, api=FakeNixl().module)
 
 
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError])

@@ -138,12 +138,28 @@ def test_sink_keeps_waiting_jobs_whose_blocks_are_used_elsewhere(stuck: StuckSto
     used = saving.submit(2, 3, used=3)
     used_ids = saving.used_ids
     unused = saving.submit(5, 3)
-    saving.sink.make_room(12, deadline_s=0.0)
+    saving.sink.make_room(7, deadline_s=0.0)
     assert (used.summary(), unused.summary()) == (SaveSummary(pending=3), SaveSummary(dropped=3))
     saving.pool.release(used_ids)
     stuck.release.set()
     assert saving.sink.close(DEADLINE_S)
     assert used.summary() == SaveSummary(stored=3)
+
+
+def test_sink_drops_nothing_when_all_of_it_together_makes_too_little_room(
+    stuck: StuckStore,
+) -> None:
+    """Each would cost a later hit, and nobody could begin for it."""
+    saving = Saving(stuck, queue_blocks=12)
+    saving.submit(0, 2)
+    assert stuck.entered.wait(DEADLINE_S)
+    waiting = [saving.submit(2, 3), saving.submit(5, 3)]
+    saving.sink.make_room(11, deadline_s=0.0)
+    assert [receipt.summary() for receipt in waiting] == [SaveSummary(pending=3)] * 2
+    saving.sink.make_room(10, deadline_s=0.0)
+    assert [receipt.summary() for receipt in waiting] == [SaveSummary(dropped=3)] * 2
+    stuck.release.set()
+    assert saving.sink.close(DEADLINE_S)
 
 
 def test_sink_drops_nothing_when_saves_make_room_in_time(stuck: StuckStore) -> None:

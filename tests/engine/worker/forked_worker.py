@@ -4,28 +4,68 @@ import os
 import signal
 import sys
 import time
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 from engine.handover.arrival import Pickup
-from engine.handover.ticket import SentRun
+from engine.handover.departure import Dispatch
+from engine.handover.sender import HandoverSender
 from engine.llm_engine import LLMEngine
 from engine.request import TokenEvent
 from engine.threads import set_thread_count
+from engine.worker import hand_overs
 from engine.worker import main as worker_main
 from engine.worker.options import WorkerOptions
-from kvstore.client import ArenaRun
-from kvstore.key import Namespace
+from engine.worker.server import WorkerServer
+from kvstore.client import BlockingAgentClient
 
-Fault: TypeAlias = Literal["dies", "hangs", "killed as it takes", "killed as it attaches"]
-"""The engine dies or hangs in the first step that has a request. The process is killed when both
-runs of a sequence from elsewhere are its own; or when all of that has been copied and unpacked."""
+Fault: TypeAlias = Literal[
+    "dies",
+    "hangs",
+    "killed when it has leased",
+    "killed when it has copied",
+    "killed between its offers",
+    "killed when it has offered",
+    "killed when its ticket is sent",
+    "killed between its takes",
+    "killed when it has taken",
+    "killed as it attaches",
+]
+"""The engine dies or hangs in the first step that has a request. The process is killed at a step of
+the first hand-over: of one that it sends, or, as it takes, of one that comes; at the last of these
+all has been copied and unpacked."""
 
 
-RUNS_OF_A_SEQUENCE = 2
-"""Blocks and state."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """SIGKILL when a method is called for the `call`th time, or has returned from that."""
+
+    owner: type[Any]
+    method: str
+    call: int
+    has_returned: bool = True
+
+
+# A sequence has two runs, blocks and state.
+KILLS = {
+    "killed when it has leased": Kill(owner=Dispatch, method="lease", call=2),
+    "killed when it has copied": Kill(
+        owner=BlockingAgentClient, method="offer_run", call=1, has_returned=False
+    ),
+    "killed between its offers": Kill(owner=BlockingAgentClient, method="offer_run", call=1),
+    "killed when it has offered": Kill(owner=BlockingAgentClient, method="offer_run", call=2),
+    "killed when its ticket is sent": Kill(owner=WorkerServer, method="_forget", call=1),
+    "killed between its takes": Kill(owner=Pickup, method="_take", call=1),
+    "killed when it has taken": Kill(owner=Pickup, method="_take", call=2),
+    "killed as it attaches": Kill(owner=LLMEngine, method="attach", call=1, has_returned=False),
+}
+
+SHORT_TTL_S = 3.0
+"""Of the offers of a worker that is to be killed: what it leaves is not waited for any longer."""
 
 
 def run_forked(
@@ -44,13 +84,12 @@ def run_forked(
 
 
 def _break_engine(fault: Fault) -> None:
-    match fault:
-        case "dies" | "hangs":
-            _break_step(fault)
-        case "killed as it takes":
-            _die_after_takes(RUNS_OF_A_SEQUENCE)
-        case "killed as it attaches":
-            LLMEngine.attach = _die  # type: ignore[method-assign, assignment]
+    if fault == "dies" or fault == "hangs":
+        _break_step(fault)
+        return
+    short_lived = partial(HandoverSender, offer_ttl_s=SHORT_TTL_S)
+    hand_overs.HandoverSender = short_lived  # type: ignore[assignment, attr-defined]
+    _die_at(KILLS[fault])
 
 
 def _break_step(fault: Fault) -> None:
@@ -69,20 +108,21 @@ def _break_step(fault: Fault) -> None:
     worker_main.STOP_DEADLINE_S = 0.1
 
 
-def _die_after_takes(runs: int) -> None:
-    sound_take, taken = Pickup._take, count(1)
+def _die_at(kill: Kill) -> None:
+    sound, calls = getattr(kill.owner, kill.method), count(1)
 
-    def take(
-        pickup: Pickup, what: str, namespace: Namespace, sent: SentRun, blocks: int
-    ) -> ArenaRun:
-        run = sound_take(pickup, what, namespace, sent, blocks)
-        if next(taken) == runs:
+    def call(*args: object, **kwargs: object) -> object:
+        is_due = next(calls) == kill.call
+        if is_due and not kill.has_returned:
             _die()
-        return run
+        result = sound(*args, **kwargs)
+        if is_due:
+            _die()
+        return result
 
-    Pickup._take = take  # type: ignore[method-assign, assignment]
+    setattr(kill.owner, kill.method, call)
 
 
-def _die(*_: object) -> NoReturn:
+def _die() -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it goes on")

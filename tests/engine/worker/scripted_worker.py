@@ -24,6 +24,7 @@ from engine.worker.messages import (
     pack_tokens,
 )
 from engine.worker.server import WorkerServer
+from engine.worker.submission import read_submission
 
 DEADLINES = ClientDeadlines(connect_s=30, first_token_s=30, between_tokens_s=30, patience_s=30)
 Script: TypeAlias = Callable[[Request | bytes], list[Answer]]
@@ -38,8 +39,8 @@ class ScriptedDesk:
         self.server: WorkerServer
         self._script = script
 
-    def submit(self, request: Request) -> None:
-        self._answer(request.request_id, request)
+    def submit(self, request_id: str, message: Submit) -> None:
+        self._answer(request_id, read_submission(message, request_id))
 
     def resume(self, request_id: str, ticket: bytes) -> None:
         self._answer(request_id, ticket)

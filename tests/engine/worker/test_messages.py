@@ -28,6 +28,7 @@ from engine.worker.messages import (
     Status,
     Submit,
     Tokens,
+    Waiting,
     decode_answer,
     decode_length,
     decode_request,
@@ -52,8 +53,14 @@ def test_frames_have_the_bytes_of_the_format() -> None:
         "a9746f6b656e5f6964739207cd012c"
         "ac7265706c61795f6669727374cc80"
     )
+    assert encode_frame(Waiting(state="queued", ahead=3)).hex() == (
+        "22000000"
+        "83a474797065a757616974696e67"  # map of 3: "type": "Waiting"
+        "a57374617465a6717565756564"
+        "a5616865616403"
+    )
     assert encode_frame(AskStatus()).hex() == (
-        "1900000082a474797065a941736b537461747573a776657273696f6e01"
+        "1900000082a474797065a941736b537461747573a776657273696f6e02"
     )
     assert pack_tokens([1, 2**31 - 1]).hex() == "01000000ffffff7f"
 
@@ -85,6 +92,7 @@ def test_request_comes_back_as_it_went(request_: Submit | Resume | AskStatus) ->
     "answer",
     [
         Tokens(position=0, token_ids=(1, 2)),
+        Waiting(state="preempted"),
         Finished(reason="stop", report={"ttft_s": 0.5}),
         HandedOver(ticket=None),
         HandedOver(ticket=b"t"),
@@ -122,6 +130,7 @@ def test_garbage_is_malformed_and_nothing_else(body: bytes) -> None:
     "change",
     [
         {"version": PROTOCOL_VERSION + 1},
+        {"version": PROTOCOL_VERSION - 1},
         {"max_tokens": 0},
         {"max_tokens": (1 << 20) + 1},
         {"temperature": -1.0},

@@ -21,6 +21,7 @@ from engine.worker.messages import (
     Status,
     Submit,
     Tokens,
+    Waiting,
     decode_answer,
     encode_frame,
     pack_tokens,
@@ -61,6 +62,24 @@ async def test_draining_server_takes_nothing_new(folder: Path) -> None:
             assert isinstance(refused, Refused)
             assert refused.cause == "draining"
         assert desk.asked == []
+
+
+async def test_request_that_the_engine_does_not_take_is_refused_and_does_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder, "b", say()) as (desk, place):
+        refusal = Refused(reason="too many", cause="busy")
+        for name, message in (("submit", SUBMIT), ("resume", Resume(ticket=b"t"))):
+            monkeypatch.setattr(desk, name, lambda *_: refusal)
+            assert await answers_of(place, message) == [refusal]
+        assert desk.server.requests == 0
+        assert desk.aborted == []
+
+
+async def test_word_to_a_client_that_waits_is_not_the_last_one(folder: Path) -> None:
+    waits = [Waiting(state="queued", ahead=2), Waiting(state="begun")]
+    async with serving(folder, "b", say(*waits, *WHOLE)) as (_, place):
+        assert await answers_of(place, SUBMIT) == [*waits, *WHOLE]
 
 
 async def test_client_that_does_not_read_costs_a_bounded_amount_and_is_let_go(folder: Path) -> None:
@@ -211,25 +230,9 @@ async def test_client_that_says_more_ends_its_request(folder: Path, more: bytes)
         writer.write(encode_frame(SUBMIT) + more)
         while not desk.aborted:
             await asyncio.sleep(0.001)
+        assert desk.aborted == ["r1"]
+        assert desk.server.requests == 0
         writer.close()
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (Submit(prompt_ids=b"abc", max_tokens=4), "token ids of 3 bytes"),
-        (Submit(prompt_ids=b"", max_tokens=4, temperature=float("inf")), "temperature"),
-    ],
-)
-async def test_request_with_wrong_values_is_refused(
-    folder: Path, message: Submit, reason: str
-) -> None:
-    async with serving(folder, "b", say()) as (desk, place):
-        (refused,) = await answers_of(place, message)
-        assert isinstance(refused, Refused)
-        assert reason in refused.reason
-        assert refused.cause == "invalid"
-        assert desk.asked == []
 
 
 LONG = Submit(prompt_ids=pack_tokens([1] * 1_000_000), max_tokens=4)

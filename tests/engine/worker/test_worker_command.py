@@ -66,6 +66,19 @@ def test_wrong_option_is_named_in_one_line(
     assert line.startswith(f"cachalot engine: {said}")
 
 
+def test_word_of_any_length_is_shown_in_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["engine.worker", "--role", "x" * 100_000])
+    with pytest.raises(SystemExit) as caught:
+        command.main()
+    said = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert "Error: Invalid value for '--role': " in said
+    assert said.endswith("is not one of 'prefill', 'decode', 'both'.\n")
+    assert len(said) < 1000
+
+
 def test_cachalot_engine_shows_the_help_of_the_worker() -> None:
     shown = cachalot("engine", "--help").stdout
     assert shown.startswith("Usage: cachalot engine [OPTIONS]")

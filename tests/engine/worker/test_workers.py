@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import AnswerPart, ClientDeadlines, EngineClient
+from engine.client import AnswerReport, ClientDeadlines, EngineClient
 from engine.client.answer import WorkerLost
 from engine.client.conversation import converse
 from engine.errors import EnginesUnavailable, InvalidRequest
@@ -35,6 +35,8 @@ from tests.engine.worker.worker_process import (
     ask,
     ask_for_ticket,
     generate,
+    generate_with_report,
+    repeat_until_moved,
     submission,
     wait_until_status,
 )
@@ -63,9 +65,14 @@ def client_of(site: Site, *names: str) -> EngineClient:
 async def test_prefill_hand_over_and_decode_are_one_engine(
     site: Site, alone: Alone, length: int, sampling: Sampling
 ) -> None:
-    prompt = prompt_of(length)
-    found = await generate(client_of(site, "p01", "d01"), prompt, 8, sampling)
-    assert found == alone(prompt, 8, sampling)
+    prompt, client = prompt_of(length), client_of(site, "p01", "d01")
+
+    async def answer() -> AnswerReport:
+        found, report = await generate_with_report(client, prompt, 8, sampling)
+        assert found == alone(prompt, 8, sampling)
+        return report
+
+    await repeat_until_moved(answer, moves=1)
 
 
 async def test_turn_after_an_answer_has_equal_tokens(site: Site, alone: Alone) -> None:
@@ -73,11 +80,13 @@ async def test_turn_after_an_answer_has_equal_tokens(site: Site, alone: Alone) -
     client = client_of(site, "p02", "d02")
     first = await generate(client, prompt, 6)
     turn = [*prompt, *first, *prompt_of(40, seed=2)]
-    parts = [part async for part in client.generate(turn, max_tokens=4)]
-    assert [token for part in parts for token in part.token_ids] == alone(turn, 4)
-    report = parts[-1].report
-    assert report is not None
-    assert report.tried or (report.moves, len(report.engines)) == (1, 2)
+
+    async def answer() -> AnswerReport:
+        found, report = await generate_with_report(client, turn, 4)
+        assert found == alone(turn, 4)
+        return report
+
+    await repeat_until_moved(answer, moves=1)
 
 
 async def test_clients_at_one_time_get_their_own_answers(site: Site, alone: Alone) -> None:
@@ -87,6 +96,18 @@ async def test_clients_at_one_time_get_their_own_answers(site: Site, alone: Alon
         *(generate(clients[i % 2], prompt, 5 + i, SEEDED) for i, prompt in enumerate(prompts))
     )
     assert answers == [alone(prompt, 5 + i, SEEDED) for i, prompt in enumerate(prompts)]
+
+
+async def test_log_of_each_worker_says_what_became_of_its_part(site: Site) -> None:
+    before = {name: site[name].log_path.read_text() for name in ("p01", "d01")}
+    prompt = prompt_of(301, seed=4)
+    _, ticket = await ask_for_ticket(site["p01"], submission(prompt, 8))
+    await ask(site["d01"].address, Resume(ticket=ticket))
+    said = {name: site[name].log_path.read_text().removeprefix(before[name]) for name in before}
+    assert " ended=prefilled prompt_tokens=301 hit_tokens=0 " in said["p01"]
+    assert " computed_tokens=301 answer_tokens=1 ttft_s=" in said["p01"]
+    assert " ended=length prompt_tokens=301 hit_tokens=0 " in said["d01"]
+    assert " computed_tokens=0 answer_tokens=8 ttft_s=0.000" in said["d01"]
 
 
 async def test_answer_of_one_token_is_not_handed_over(site: Site, alone: Alone) -> None:
@@ -253,25 +274,29 @@ async def test_stream_goes_on_when_its_only_decode_worker_is_started_again(
 
 
 async def test_drained_worker_sends_its_sequences_on_at_any_token(site: Site, alone: Alone) -> None:
-    prompt, found = prompt_of(120), list[int]()
-    parts = client_of(site, "p01", "d01", "d02").generate(prompt, max_tokens=36, sampling=SEEDED)
-    last: AnswerPart | None = None
-    async for part in parts:
-        assert part.position == len(found)
-        found += part.token_ids
-        last = part
-        if len(found) == 3:
-            site["d01"].send(signal.SIGTERM)
-        if len(found) == 14:
-            assert site["d01"].wait() == 0
-            site["d01"].start()
-            site["d01"].wait_until_ready()
-            site["d02"].send(signal.SIGTERM)
-    assert found == alone(prompt, 36, SEEDED)
-    assert last is not None
-    assert last.report is not None
-    assert last.report.tried or last.report.moves == 3
-    assert site["d02"].wait() == 0
+    prompt = prompt_of(120)
+    client = client_of(site, "p01", "d01", "d02")
+
+    async def answer() -> AnswerReport:
+        site.mend()
+        found: list[int] = []
+        async for part in client.generate(prompt, max_tokens=36, sampling=SEEDED):
+            assert part.position == len(found)
+            found += part.token_ids
+            if len(found) == 3:
+                site["d01"].send(signal.SIGTERM)
+            if len(found) == 14:
+                assert site["d01"].wait() == 0
+                site["d01"].start()
+                site["d01"].wait_until_ready()
+                site["d02"].send(signal.SIGTERM)
+        assert found == alone(prompt, 36, SEEDED)
+        assert part.report is not None
+        assert site["d02"].wait() == 0
+        return part.report
+
+    await repeat_until_moved(answer, moves=3)
+    assert " ended=moved prompt_tokens=120 " in site["d02"].log_path.read_text()
 
 
 async def test_draining_worker_refuses_and_what_ends_in_time_is_not_moved(

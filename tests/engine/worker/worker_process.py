@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from engine.client import ClientDeadlines, EngineClient, EnginePlaces
+from engine.client import AnswerReport, ClientDeadlines, EngineClient, EnginePlaces
 from engine.client.conversation import converse
 from engine.sampling import GREEDY, Sampling
 from engine.worker.address import WorkerAddress
@@ -184,11 +184,34 @@ async def generate(
     sampling: Sampling = GREEDY,
 ) -> list[int]:
     """The whole answer; no position is missing or comes twice."""
+    found, _ = await generate_with_report(client, prompt_ids, max_tokens, sampling)
+    return found
+
+
+async def generate_with_report(
+    client: EngineClient,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    sampling: Sampling = GREEDY,
+) -> tuple[list[int], AnswerReport]:
+    """As `generate`, and what the answer cost."""
     found: list[int] = []
     async for part in client.generate(prompt_ids, max_tokens=max_tokens, sampling=sampling):
         assert part.position == len(found)
         found += part.token_ids
-    return found
+    assert part.report is not None
+    return found, part.report
+
+
+async def repeat_until_moved(answer: Callable[[], Awaitable[AnswerReport]], *, moves: int) -> None:
+    """Have an answer given until one went on from worker to worker, so often, and each time with
+    its cache. An agent that is short of time gives no ticket; that none ever does is a fault."""
+    for _ in range(TICKETS_TRIED_MAX):
+        report = await answer()
+        if not report.tried:
+            assert (report.moves, len(report.engines)) == (moves, moves + 1)
+            return
+    raise AssertionError(f"it was never handed over: {report.tried}")
 
 
 def submission(prompt_ids: Sequence[int], max_tokens: int, sampling: Sampling = GREEDY) -> Submit:
