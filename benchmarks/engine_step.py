@@ -10,7 +10,7 @@ goal. `sampled`: what a step of 64 answers takes to choose its tokens from a voc
 greedy and sampled, from logits of which few stand out, as a model's do; and from flat ones, the
 worst there are; as many steps as `--sampled` says. `save_delay`: the same request answered by the
 model of the folder, without a sink and with one that saves blocks and window state by an agent into
-12 local nodes, code 10+2, in turns of two or three seconds, so that a machine that gets slower and
+12 local nodes, code 10+2, in turns of some seconds, so that a machine that gets slower and
 faster by the minute does so for both; now the one first and now the other. Given are the medians
 over the rounds of two ratios, of the time of all steps and of the engine's thread's time on its
 core in them, each with the interval of 95 % of that median (resampled rounds), and the share of the
