@@ -121,7 +121,8 @@ def test_engine_goes_on_beside_an_agent_that_stands_still_and_hits_again_when_it
     assert ask(llm) == (answer, 0)
     agent.process.send_signal(signal.SIGCONT)
     wait_until(lambda: store.is_connected)
-    assert ask(llm) == (answer, FULL_HIT)
+    # The store is asked again when it has rested.
+    wait_until(lambda: ask(llm) == (answer, FULL_HIT))
 
 
 def test_engine_that_begins_before_its_agent_uses_it_when_it_comes(
