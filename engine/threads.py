@@ -17,7 +17,9 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # float32 matrix products sum in one order for any number of threads, at no cost that could be
     # measured. Without it, two processes with different numbers of threads differ in the last bits
-    # of K and V. (Products in bfloat16 come from another library and do not depend on it.)
+    # of K and V. (Products in bfloat16 come from another library and do not depend on it.) Kept on
+    # Intel's processors; on an AMD EPYC, products of less than 18 columns still differ, so engines
+    # that share blocks are given the same number of threads there.
     "MKL_CBWR": "AUTO,STRICT",
 }
 

@@ -1,7 +1,11 @@
-"""That the bits of a row do not depend on the rows beside it, nor on the number of threads."""
+"""That the bits of a row do not depend on the rows beside it, nor on the number of threads.
+
+The latter where the processor lets it be so: `threads_keep_bits`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,11 +22,14 @@ def check_row_invariance(compute: Callable[[torch.Tensor], Outputs], rows: int) 
     twice; with one thread and with two.
     """
     everything = torch.arange(rows)
-    expected = _bits(compute(everything))
+    with _threads(1):
+        expected = _bits(compute(everything))
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
     twice = torch.cat([order, order[: rows // 2 + 1]])
     for threads in (1, 2):
         with _threads(threads):
+            if not threads_keep_bits():
+                expected = _bits(compute(everything))
             for size in (1, 2, 3, 7, TILE_ROWS, TILE_ROWS + 1, rows):
                 chunks = [_bits(compute(some)) for some in torch.split(everything, size)]
                 for number, whole in enumerate(expected):
@@ -66,6 +73,25 @@ def check_products_of_tiles(compute: Callable[[], object], x_TK: torch.Tensor, f
         places = [(left == x_K).all(-1).nonzero().flatten().tolist() for left in taken]
         found = {place for listed in places for place in listed}
         assert found == {(first + row) % TILE_ROWS}, row
+
+
+@cache
+def threads_keep_bits() -> bool:
+    """Small float32 products have the same bits with one thread and with two.
+
+    `MKL_CBWR` sees to that on Intel's processors; on an AMD EPYC, those of 4 to 17 columns differ.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for rows, inner, columns in ((3, 32, 5), (4, 16, 17), (8, 64, 16), (8, 128, 8)):
+        a = torch.randn(rows, inner, generator=generator)
+        b = torch.randn(columns, inner, generator=generator).T
+        found = []
+        for threads in (1, 2):
+            with _threads(threads):
+                found.append(a @ b)
+        if not torch.equal(*found):
+            return False
+    return True
 
 
 def tiles_of(rows: torch.Tensor, first: int = 3) -> RowTiles:

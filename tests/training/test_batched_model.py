@@ -11,6 +11,7 @@ from engine.models.deepseek_v41.build_weights import build_weights
 from engine.models.deepseek_v41.config import DeepseekV41Config
 from engine.models.deepseek_v41.config_file import read_config
 from engine.models.deepseek_v41.draft import Drafter
+from tests.engine.deepseek_v41.borders import Tensors, measure_noise
 from tests.engine.deepseek_v41.model_bench import ModelBench
 from tests.golden_folder import golden_folder
 from training.batched_model import BatchedModel
@@ -94,15 +95,21 @@ def test_drafts_are_those_of_deepseeks_own_code(golden: Golden) -> None:
 @torch.no_grad()
 def test_logits_are_those_of_the_engine(tokens: int) -> None:
     model = nano()
-    weights = build_weights(model.config, model.tensors)
-    bench = ModelBench.build(model.config, weights, model.compressed_ids_V)
     ids = random_ids(model.config, 1, tokens)
-    expected = bench.run(bench.begin(tokens), ids[0].tolist())
+
+    def run_engine(tensors: Tensors) -> torch.Tensor:
+        weights = build_weights(model.config, tensors)
+        bench = ModelBench.build(model.config, weights, model.compressed_ids_V)
+        return bench.run(bench.begin(tokens), ids[0].tolist())
+
+    expected = run_engine(model.tensors)
     batched = BatchedModel(model.config, model.positions(tokens))
     parameters = stack_experts(model.tensors)
     forward = batched.forward(parameters, ids)
     given = batched.logits(parameters, forward.hidden_BTE)[0]
-    assert (given - expected).abs().max() <= TOLERANCE
+    stable = measure_noise(run_engine, model.tensors, draws=3) <= STABLE
+    assert stable.float().mean() > 0.8
+    assert (given - expected)[stable].abs().max() <= TOLERANCE
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """The golden model, loaded once."""
 
 import pytest
+from safetensors.torch import load_file
 
 from engine.models.deepseek_v41.checkpoint.folder import load_weights
 from tests.golden_folder import golden_folder
@@ -14,6 +15,7 @@ def golden() -> GoldenModel:
     config, weights = load_weights(folder)
     return GoldenModel(
         config=config,
+        tensors=load_file(folder / "model.safetensors"),
         weights=weights,
         sequences=Arrays(folder / "sequences.npz"),
         internals=Arrays(folder / "internals.npz"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from engine.models.deepseek_v41.build_weights import build_weights
 from engine.models.deepseek_v41.config import DeepseekV41Config
 from engine.models.deepseek_v41.weights import ModelWeights
 
+from .borders import Tensors, measure_noise
 from .model_bench import ModelBench
 
 
@@ -33,6 +36,8 @@ class Arrays:
 @dataclass(frozen=True, eq=False)
 class GoldenModel:
     config: DeepseekV41Config
+    tensors: Mapping[str, torch.Tensor]
+    """As the file has them, of which `weights` are made."""
     weights: ModelWeights
     sequences: Arrays
     internals: Arrays
@@ -46,3 +51,16 @@ class GoldenModel:
     def bench(self) -> ModelBench:
         compressed_ids_V = torch.from_numpy(self.sequences["engram_token_map"])
         return ModelBench.build(self.config, self.weights, compressed_ids_V)
+
+    def noise(self, name: str) -> np.ndarray:
+        """[T]: of each logits row, the larger of what the folder says and what is measured here."""
+        ids = self.sequences[f"ids_{name}"].tolist()
+        compressed_ids_V = torch.from_numpy(self.sequences["engram_token_map"])
+
+        def compute(tensors: Tensors) -> torch.Tensor:
+            weights = build_weights(self.config, tensors)
+            bench = ModelBench.build(self.config, weights, compressed_ids_V)
+            return bench.run(bench.begin(len(ids)), ids)
+
+        known = torch.from_numpy(self.sequences[f"noise_{name}"])
+        return torch.maximum(known, measure_noise(compute, self.tensors, draws=2)).numpy()

@@ -21,6 +21,8 @@ from engine.models.deepseek_v41.weights import ModelWeights
 from kernels.operations import REFERENCE, Operations
 from kvstore.layout import BLOCK_TOKENS
 
+from .borders import move_weights
+
 
 @dataclass(eq=False)
 class ModelBench:
@@ -124,11 +126,7 @@ def nano_bench(
         config = replace(config, candidate_blocks=candidate_blocks)
     tensors = random_tensors(config, torch.Generator().manual_seed(seed))
     if noise_seed is not None:
-        generator = torch.Generator().manual_seed(noise_seed)
-        tensors = {
-            name: tensor.float() * (1 + 1e-7 * torch.randn(tensor.shape, generator=generator))
-            for name, tensor in tensors.items()
-        }
+        tensors = move_weights(tensors, noise_seed)
     assert config.engram is not None
     ids = torch.arange(config.vocabulary) % config.engram.compressed_vocabulary
     weights = build_weights(config, tensors, dtype, device=device)

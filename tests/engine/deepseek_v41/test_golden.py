@@ -1,7 +1,8 @@
 """The model computes what DeepSeek's own inference code computes (float32, cache quantisers on).
 
-`noise` is how much a logits row moves when weights move by 1e-7: rows above 5e-5 lie beside a
-rounding or selection border, and only a bound in proportion can be asked of them.
+`noise` is how much a logits row moves when weights move by 1e-7, there or here (`borders`): rows
+above `STABLE` lie beside a rounding or selection border, and only a bound in proportion can be
+asked of them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import torch
 
 from engine.models.deepseek_v41.draft import Drafter
 
+from .borders import STABLE
 from .golden_model import GoldenModel
 
 SEQUENCES = ("n1", "n2", "n7", "n15", "n16", "n17", "n33", "n65", "n129", "n320")
-STABLE = 5e-5
 
 
 def assert_close(logits: torch.Tensor, golden: np.ndarray, noise: np.ndarray) -> None:
@@ -34,8 +35,10 @@ def test_logits_streams_and_choices_are_the_golden_ones(golden: GoldenModel, nam
     seen: dict[tuple[str, int], torch.Tensor] = {}
     state = bench.begin(len(ids))
     logits = bench.run(state, ids, observe=lambda n, layer, t: seen.update({(n, layer): t}))
-    assert_close(logits, data[f"logits_{name}"], data[f"noise_{name}"])
-    stable = torch.from_numpy(data[f"noise_{name}"] < STABLE)
+    noise = golden.noise(name)
+    assert_close(logits, data[f"logits_{name}"], noise)
+    stable = torch.from_numpy(noise < STABLE)
+    assert stable.float().mean() > 0.7
     check_choices(golden, name, seen, stable)
     if f"streams_{name}" in golden.internals:
         check_internals(golden, name, seen, stable)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .golden.write_nano import FILE, SEQUENCES, run
+from .borders import STABLE
+from .golden.write_nano import FILE, SEQUENCES, STABLE_ROWS, run
 from .model_bench import nano_bench
 
 
@@ -18,8 +19,10 @@ def test_nano_computes_the_numbers_that_were_written_down() -> None:
     bench = nano_bench()
     for sequence in range(SEQUENCES):
         found = run(bench, golden["ids"][sequence].tolist())
-        assert found.keys() == golden.keys() - {"ids"}
-        difference = (found.pop("logits") - golden["logits"][sequence]).abs().max()
+        assert found.keys() == golden.keys() - {"ids", "noise"}
+        stable = golden["noise"][sequence] < STABLE
+        assert stable.float().mean() >= STABLE_ROWS
+        difference = (found.pop("logits") - golden["logits"][sequence])[stable].abs().max()
         assert difference <= 1e-4, difference
         for name, chosen in found.items():
-            assert torch.equal(chosen, golden[name][sequence].long()), name
+            assert torch.equal(chosen[stable], golden[name][sequence].long()[stable]), name
