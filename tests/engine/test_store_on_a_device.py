@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from engine.engine_config import EngineConfig
-from engine.kv.block_list import BlockList
-from engine.kv.mover import ComputeMark, SectionMover, Transfer
+from engine.kv.mover import SectionMover
 from engine.kv.open_mover import open_mover
-from engine.kv.rebuild import Rebuilder
 from engine.llm_engine import LLMEngine
 from engine.load import LoadedRunner, load_runner
 from engine.model_runner import ModelRunner
@@ -28,7 +26,8 @@ from engine.sinks.agent_sink import AgentSink
 from engine.sources.agent_source import AgentSource
 from engine.store_faults import StoreFaults
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.client import AgentClient, ArenaRun, BlockingAgentClient, BlockLoss
+from kvstore.client import AgentClient, BlockingAgentClient
+from tests.engine.kv.counting_rebuilder import CountingRebuilder
 from tests.kvstore.agent.agent_process import AgentProcess
 from tests.patience import OPERATION_S
 
@@ -43,31 +42,6 @@ FIRST_TURN = PROMPT[: HIT + 1]
 DEVICES = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["host", "gpu"]
 )
-
-
-class CountingRebuilder:
-    """A `Rebuilder` that counts the blocks which are left to it."""
-
-    def __init__(self, rebuilder: Rebuilder) -> None:
-        self._rebuilder = rebuilder
-        self.blocks = 0
-
-    def takes(self, k: int, m: int) -> bool:
-        """See Rebuilder."""
-        return self._rebuilder.takes(k, m)
-
-    def bring(
-        self,
-        run: ArenaRun,
-        keys: Sequence[bytes],
-        losses: Sequence[BlockLoss],
-        blocks: BlockList,
-        *,
-        after: ComputeMark = None,
-    ) -> Sequence[Transfer]:
-        """See Rebuilder."""
-        self.blocks += len(losses)
-        return self._rebuilder.bring(run, keys, losses, blocks, after=after)
 
 
 @dataclass

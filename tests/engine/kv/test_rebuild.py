@@ -50,6 +50,7 @@ from kvstore.client import (
 from kvstore.client.health import BACKOFF_MAX_S
 from kvstore.layout import BLOCK_TOKENS
 from kvstore.policy import HitPlan
+from tests.engine.kv.counting_rebuilder import CountingRebuilder
 from tests.engine.kv.delayed_mover import DelayedMover
 from tests.engine.kv.host_rebuilder import HostRebuilder
 from tests.engine.kv.lost_shards import LostRun, data_losses
@@ -407,24 +408,6 @@ def test_a_load_ends_before_a_block_that_was_rebuilt_wrong(
     follower.check(follower.swap.whole_blocks)
 
 
-class CountingRebuilder(HostRebuilder):
-    """Counts the blocks that it was asked for."""
-
-    blocks = 0
-
-    def bring(
-        self,
-        run: ArenaRun,
-        keys: Sequence[bytes],
-        losses: Sequence[BlockLoss],
-        blocks: BlockList,
-        *,
-        after: ComputeMark = None,
-    ) -> Sequence[Transfer]:
-        self.blocks += len(losses)
-        return super().bring(run, keys, losses, blocks, after=after)
-
-
 @pytest.fixture(scope="module")
 def wide_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("wide")
@@ -445,7 +428,7 @@ def test_loads_are_whole_while_nodes_are_killed(wide_cluster: LocalCluster) -> N
         wait_until(lambda: count_shards(client) == 6 * len(prompt.keys))
         pool = prompt.pool(len(prompt.keys))
         mover = MemcpyMover(pool, WHOLE)
-        rebuilder = CountingRebuilder(mover)
+        rebuilder = CountingRebuilder(HostRebuilder(mover))
         faults = StoreFaults()
         source = AgentSource(
             client,
