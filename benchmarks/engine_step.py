@@ -10,13 +10,15 @@ goal. `sampled`: what a step of 64 answers takes to choose its tokens from a voc
 greedy and sampled, from logits of which few stand out, as a model's do; and from flat ones, the
 worst there are; as many steps as `--sampled` says. `save_delay`: the same request answered by the
 model of the folder, without a sink and with one that saves blocks and window state by an agent into
-12 local nodes, code 10+2, in turns of some seconds, so that a machine that gets slower and
-faster by the minute does so for both; now the one first and now the other. Given are the medians
-over the rounds of two ratios, of the time of all steps and of the engine's thread's time on its
-core in them, each with the interval of 95 % of that median (resampled rounds), and the share of the
-time that the thread spent in the sink; 1 % is the goal. That thread, which computes, has a core of
-its own, as it has on a GPU host: nodes, agent and the thread that saves share the others. With
-`--share-cores` all run wherever they are put; then the ratio also tells of the work of the store.
+12 local nodes, code 10+2, and by a second engine without one, the control, which shows what the
+machine does by itself. They answer in turns of some seconds, in an order that changes. The steps of
+an answer are the same in all: each is taken at its median over the rounds, so that what befalls
+some steps of some rounds counts for nothing, and given is the ratio of the sums, by the clock and
+by the engine's thread's time on its core, each with its interval of 95 % (resampled rounds); the
+99th percentile of all steps; and the share of the time that the thread spent in the sink. 1 % is
+the goal. That thread, which computes, has a core of its own, as it has on a GPU host: nodes, agent
+and the thread that saves share the others. With `--share-cores` all run wherever they are put; then
+the ratio also tells of the work of the store.
 """
 
 # The tensor library reads its environment as it is loaded, so that is prepared between imports.
@@ -30,7 +32,9 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Run
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,7 +64,7 @@ from .local_engine import (
     open_local_engine,
     open_local_store,
 )
-from .median_interval import describe_median
+from .median_interval import FloatTable, describe_ratio
 
 ANSWERS = (1, 8, 64)
 SAMPLED_ANSWERS, SAMPLED_VOCABULARY = 64, 129_280
@@ -231,11 +235,10 @@ def in_us(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer: time of its steps by the clock and on the core, waiting not counted."""
+    """An answer: seconds of each of its steps by the clock and on the core, waiting not counted."""
 
-    took_s: float
-    cpu_s: float
-    steps: int
+    took_s: list[float]
+    cpu_s: list[float]
 
 
 def answer_once(engine: LocalEngine, seed: int) -> Turn:
@@ -245,63 +248,89 @@ def answer_once(engine: LocalEngine, seed: int) -> Turn:
     engine.engine.add_request(
         Request(request_id=f"{seed}", prompt_ids=ids, max_tokens=SAVE_ANSWER_TOKENS)
     )
-    steps, took_s, cpu_s, is_answered = 0, 0.0, 0.0, False
+    turn, is_answered = Turn([], []), False
     while not is_answered:
         passes = len(engine.runner.passes)
         begun_s, cpu_begun_s = clock(), time.thread_time()
         events = engine.engine.step(wait_s=1.0)
         if len(engine.runner.passes) > passes:
-            took_s += clock() - begun_s
-            cpu_s += time.thread_time() - cpu_begun_s
-            steps += 1
+            turn.took_s.append(clock() - begun_s)
+            turn.cpu_s.append(time.thread_time() - cpu_begun_s)
         is_answered = any(event.finish_reason is not None for event in events)
     engine.runner.forget()
-    return Turn(took_s, cpu_s, steps)
+    return turn
+
+
+WITHOUT, AGAIN, SAVING = range(3)
+"""No sink; another engine without one, the control; one that saves."""
 
 
 def measure_saves(model: str, socket: Path, rounds: int, own_core: int | None) -> dict[str, object]:
-    """The same load without and with a sink, in turns that change their order."""
+    """The same load without a sink, without one again and with one, in turns that change order."""
     pool_blocks = 8 * ((SAVE_PROMPT_TOKENS + SAVE_ANSWER_TOKENS) // BLOCK_TOKENS + 2)
     config = EngineConfig()
-    without: list[Turn] = []
-    saved: list[Turn] = []
-    with (
-        open_local_engine(model, None, pool_blocks=pool_blocks, config=config) as plain,
-        open_local_engine(model, socket, pool_blocks=pool_blocks, config=config) as saving,
-    ):
-        assert saving.sink is not None
+    turns: dict[int, list[Turn]] = {WITHOUT: [], AGAIN: [], SAVING: []}
+    with ExitStack() as stack:
+        engines = {
+            way: stack.enter_context(
+                open_local_engine(
+                    model,
+                    socket if way == SAVING else None,
+                    pool_blocks=pool_blocks,
+                    config=config,
+                )
+            )
+            for way in turns
+        }
+        sink = engines[SAVING].sink
+        assert sink is not None
         if own_core is not None:  # of this thread alone
             os.sched_setaffinity(0, {own_core})
         for number in range(rounds + 1):
             if number == 1:  # the first round touches all memory
-                saving.sink.took_s = 0.0
-                without.clear()
-                saved.clear()
-            if number % 2:
-                without.append(answer_once(plain, number))
-            saved.append(answer_once(saving, number))
-            saving.flush()
-            if number % 2 == 0:
-                without.append(answer_once(plain, number))
-        sink_s = saving.sink.took_s
+                sink.took_s = 0.0
+                turns = {way: [] for way in turns}
+            for way in random.Random(number).sample(list(turns), len(turns)):
+                turns[way].append(answer_once(engines[way], number))
+                engines[SAVING].flush()
+        sink_s = sink.took_s
+    return describe_saves(turns, sink_s) | {
+        "model": engines[SAVING].model,
+        "own_core": own_core is not None,
+    }
+
+
+def describe_saves(turns: Mapping[int, Run[Turn]], sink_s: float) -> dict[str, object]:
+    """What saving does to steps, beside what a second engine of the same does."""
+    took_s = {way: np.array([turn.took_s for turn in some]) for way, some in turns.items()}
+    cpu_s = {way: np.array([turn.cpu_s for turn in some]) for way, some in turns.items()}
+    rounds, steps = took_s[SAVING].shape
+    ratios: dict[str, float] = {}
+    for name, way in (("of_without", SAVING), ("control_of_without", AGAIN)):
+        ratios |= describe_ratio(name, took_s[way], took_s[WITHOUT])
+        ratios |= describe_ratio(f"cpu_{name}", cpu_s[way], cpu_s[WITHOUT])
+    p99_ms = {way: round(float(np.percentile(it, 99)) * 1e3, 2) for way, it in took_s.items()}
     return {
         "benchmark": "engine_save_delay",
-        "model": saving.model,
         "rounds": rounds,
-        "own_core": own_core is not None,
-        "steps": saved[0].steps,
-        "without_sink_ms": round(statistics.median(turn.took_s for turn in without) * 1e3, 1),
-        "with_sink_ms": round(statistics.median(turn.took_s for turn in saved) * 1e3, 1),
-        **describe_median(
-            "of_without", [a.took_s / b.took_s for a, b in zip(saved, without, strict=True)]
-        ),
-        **describe_median(
-            "cpu_of_without", [a.cpu_s / b.cpu_s for a, b in zip(saved, without, strict=True)]
-        ),
-        "in_sink_share": round(sink_s / sum(turn.took_s for turn in saved), 6),
-        "in_sink_us_per_step": in_us(sink_s / sum(turn.steps for turn in saved)),
+        "steps": steps,
+        "without_sink_ms": _typical_ms(took_s[WITHOUT]),
+        "with_sink_ms": _typical_ms(took_s[SAVING]),
+        **ratios,
+        "step_p99_ms": {
+            "without": p99_ms[WITHOUT],
+            "control": p99_ms[AGAIN],
+            "saving": p99_ms[SAVING],
+        },
+        "in_sink_share": round(sink_s / float(took_s[SAVING].sum()), 6),
+        "in_sink_us_per_step": in_us(sink_s / took_s[SAVING].size),
         "goal_of_without": 1.01,
     }
+
+
+def _typical_ms(times_s: FloatTable) -> float:
+    """Of all steps of an answer, each at its median."""
+    return round(float(np.median(times_s, axis=0).sum()) * 1e3, 1)
 
 
 def main() -> None:

@@ -66,3 +66,13 @@ def test_turns_are_served_without_the_store_and_with_it() -> None:
     assert without["requests"] == with_store["requests"] > 1
     assert without["prompt_tokens"] == with_store["prompt_tokens"]
     assert with_store["computed_tokens"] + with_store["hit_tokens"] == without["prompt_tokens"]
+
+
+@pytest.mark.torture
+def test_the_delay_of_saving_is_measured_beside_a_control() -> None:
+    options = ("--steps", "1", "--sampled", "0", "--rounds", "2", "--model", MODEL, *STORE)
+    (line,) = run_benchmark("engine_step", *options)[3:]
+    assert line["benchmark"] == "engine_save_delay"
+    assert (line["rounds"], line["in_sink_share"] > 0) == (2, True)
+    for name in ("of_without", "control_of_without"):
+        assert line[f"{name}_low"] <= line[name] <= line[f"{name}_high"]
