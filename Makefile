@@ -17,7 +17,7 @@ PYTEST_FLAGS ?= -n 3 --dist loadfile
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 
-.PHONY: help venv demo test lint format bench torture clean libisal chromium
+.PHONY: help venv demo test pytest lint format bench torture clean libisal chromium
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile \
@@ -28,7 +28,11 @@ venv: .venv/.installed ## make .venv and install everything, at the releases in 
 demo: venv ## a real model and 12 storage nodes on this machine, one of them after another broken
 	@$(BIN)/python -m demo $(DEMO_FLAGS)
 
-test: venv libisal chromium lint ## every check: format, lint, types, import contracts, tests
+# The checks that run nothing keep one core busy for a minute, while tests wait for processes.
+test: venv libisal chromium ## every check: format, lint, types, import contracts, tests
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: venv
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: venv ## the checks that run nothing: format, ruff, mypy, import-linter

@@ -37,7 +37,7 @@ def test_steps_are_measured_with_few_answers_and_many() -> None:
     assert all(line["step_us"] > 0 for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.torture
 def test_choosing_is_measured_greedy_and_sampled_from_a_large_vocabulary() -> None:
     lines = run_benchmark("engine_step", "--steps", "1", "--sampled", "1", "--rounds", "0")[3:]
     assert {line["benchmark"] for line in lines} == {"engine_sampled"}

@@ -7,7 +7,10 @@ twice the larger limit.
 """
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pytest
 
 from engine.models.gguf_file import GgufFile
 from engine.sampling import FloatArray
+from kvstore.layout import BLOCK_TOKENS
 from tests.engine.runners.runner_bench import RunnerBench, llama_bench
 
 GOLDEN: dict[str, Any] = json.loads(
@@ -34,15 +38,24 @@ class Answer:
     error_max: float
 
 
-@pytest.fixture(scope="module", params=ERROR_MAX)
-def smollm(request: pytest.FixtureRequest, smollm_path: Path) -> tuple[RunnerBench, float]:
-    """The real model, and how far its logits may be off."""
-    return llama_bench(smollm_path, request.param), ERROR_MAX[request.param]
+def cases() -> Iterator[object]:
+    """Types of numbers and prompts. The long one takes half a minute: in one type is enough."""
+    for compute, prompt in product(ERROR_MAX, GOLDEN["prompts"]):
+        is_long = len(prompt["prompt_ids"]) > BLOCK_TOKENS
+        marks = [pytest.mark.torture] if is_long and compute != "float32" else []
+        yield pytest.param((compute, prompt), marks=marks, id=f"{compute}-{prompt['name']}")
 
 
-@pytest.fixture(scope="module", params=GOLDEN["prompts"], ids=lambda prompt: prompt["name"])
-def answer(request: pytest.FixtureRequest, smollm: tuple[RunnerBench, float]) -> Answer:
-    (bench, error_max), prompt = smollm, request.param
+@pytest.fixture(scope="module")
+def load_bench(smollm_path: Path) -> Callable[[str], RunnerBench]:
+    """The real model in a type of numbers, loaded once."""
+    return cache(partial(llama_bench, smollm_path))
+
+
+@pytest.fixture(scope="module", params=cases())
+def answer(request: pytest.FixtureRequest, load_bench: Callable[[str], RunnerBench]) -> Answer:
+    compute, prompt = request.param
+    bench = load_bench(compute)
     count = len(prompt["greedy_ids"])
     sequence = bench.begin(prompt["prompt_ids"], room_tokens=count)
     logits = bench.run(sequence)
@@ -50,7 +63,7 @@ def answer(request: pytest.FixtureRequest, smollm: tuple[RunnerBench, float]) ->
     while len(given) < count:
         given.append(int(bench.append(sequence, given[-1:])[-1].argmax()))
     bench.end(sequence)
-    return Answer(prompt, logits, given, error_max)
+    return Answer(prompt, logits, given, ERROR_MAX[compute])
 
 
 def test_golden_numbers_are_of_the_file_that_is_installed(smollm_path: Path) -> None:
