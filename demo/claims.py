@@ -54,9 +54,13 @@ def claim_blocks_rebuilt(count: int) -> Claim:
     return Claim(f"{count} blocks rebuilt from parity", count > 0)
 
 
-def claim_damage_found(rejected_by_client: int, rejected_on_nodes: int) -> Claim:
+def claim_damage_found(damaged: int, rejected_by_client: int, rejected_on_nodes: int) -> Claim:
     """The client turned damaged shards away, and their nodes took them out of use."""
-    text = f"rejected shards: {rejected_by_client} by the client, {rejected_on_nodes} by the nodes"
+    # A block's other shards may come first, and then the damaged one is not looked at.
+    text = (
+        f"of {damaged} damaged shards those that were read are rejected: {rejected_by_client}"
+        f" by the client, {rejected_on_nodes} by the nodes"
+    )
     return Claim(text, rejected_by_client >= 1 and rejected_on_nodes >= 1)
 
 

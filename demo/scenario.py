@@ -141,7 +141,7 @@ class Scenario:
         return reply, [
             claim_full_hit(reply, self._replies),
             claim_same_answer(reply, self._replies[0], 1),
-            claim_damage_found(reply.rejected_shards, self._wait_for_rejected_shards()),
+            claim_damage_found(flipped, reply.rejected_shards, self._wait_for_rejected_shards()),
             *recovered,
         ]
 

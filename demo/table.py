@@ -13,7 +13,7 @@ COLUMNS = (
     "prompt\ntokens",
     "tokens\nhit",
     "first\ntoken",
-    "of it\nmatch",
+    "of which\nmatch",
     "\nfetch",
     "\nprefill",
     "answer",
@@ -76,7 +76,13 @@ def describe_end(outcomes: Sequence[Outcome]) -> list[str]:
     if len(outcomes) < 2 or any(outcome.broken_claims for outcome in outcomes):
         return []
     cold, hit = (outcome.reply.ttft_s for outcome in outcomes[:2])
-    return ["", f"time to first token {format_seconds(cold)} -> {format_seconds(hit)}"]
+    claims = sum(len(outcome.claims) for outcome in outcomes)
+    return [
+        "",
+        f"all {claims} claims hold",
+        f"time to first token {format_seconds(cold)} -> {format_seconds(hit)}"
+        " (request 1, nothing stored; request 2, a hit)",
+    ]
 
 
 def format_seconds(time_s: float) -> str:

@@ -94,7 +94,10 @@ def test_live_display_leaves_the_table_of_all_requests_and_the_end_line() -> Non
     display.finish(outcomes)
     left = plain(written(console)[before:])
     assert [left.count(words) for words in ("cold", "again", "One.", "Two.")] == [1, 1, 1, 1]
-    assert left.rstrip().splitlines()[-1] == "time to first token 11.4 s -> 0.4 s"
+    assert (
+        left.rstrip().splitlines()[-1]
+        == "time to first token 11.4 s -> 0.4 s (request 1, nothing stored; request 2, a hit)"
+    )
 
 
 def test_live_display_boasts_of_nothing_when_a_claim_is_broken() -> None:

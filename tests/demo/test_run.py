@@ -100,7 +100,7 @@ def test_demo_ends_with_its_one_line_when_a_person_runs_it(temporary_folder: Pat
     assert (demo.returncode, complaints) == (0, "")
     assert "  agent a01 serves the engines through " in said
     last = said.splitlines()[-1]
-    found = re.fullmatch(r"time to first token ([0-9.]+) s -> ([0-9.]+) s", last)
+    found = re.fullmatch(r"time to first token ([0-9.]+) s -> ([0-9.]+) s \(.*\)", last)
     assert found is not None, last
     assert float(found[1]) > 0 < float(found[2])
     assert "WRONG" not in said

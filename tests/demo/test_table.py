@@ -74,7 +74,8 @@ def test_answer_is_cut_to_its_room() -> None:
 def test_end_sets_the_cold_request_against_the_next_one() -> None:
     assert describe_end(make_outcomes(11.4, 0.41, 7.0)) == [
         "",
-        "time to first token 11.4 s -> 0.4 s",
+        "all 3 claims hold",
+        "time to first token 11.4 s -> 0.4 s (request 1, nothing stored; request 2, a hit)",
     ]
 
 
