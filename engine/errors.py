@@ -148,12 +148,15 @@ class DeviceLost(TransferFailed):
 
 
 class EngineBusy(EngineError):
-    """As many requests wait as may; this one was not taken. Retry later."""
+    """As many requests wait as may, or what `reason` says; this one was not taken. Retry later."""
 
     exit_code = 75
 
-    def __init__(self, *, waiting_requests: int) -> None:
-        super().__init__(f"the engine is busy: {waiting_requests} requests wait; try again later")
+    def __init__(self, *, waiting_requests: int, reason: str = "") -> None:
+        waiting = (
+            "1 request waits" if waiting_requests == 1 else f"{waiting_requests} requests wait"
+        )
+        super().__init__(f"the engine is busy: {reason or waiting}; try again later")
         self.waiting_requests = waiting_requests
 
 

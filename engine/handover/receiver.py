@@ -156,7 +156,10 @@ class HandoverReceiver:
         assert request_id not in self._pending, request_id
         if len(self._pending) >= ARRIVALS_MAX:
             self.counts.busy += 1
-            raise EngineBusy(waiting_requests=len(self._pending))
+            raise EngineBusy(
+                waiting_requests=len(self._pending),
+                reason=f"{ARRIVALS_MAX} hand-overs are on their way to it",
+            )
         reading = self._readers.call(self._tickets.read, data, request_id)
         self._pending[request_id] = _Pending(reading=reading)
         reading.add_done_callback(lambda _: self._on_change())
@@ -210,7 +213,9 @@ class HandoverReceiver:
         ticket, prepared = pending.reading.result()
         sequence = self._engine.open_for_handover(prepared)
         if sequence is None:
-            raise EngineBusy(waiting_requests=len(self._pending))
+            raise EngineBusy(
+                waiting_requests=len(self._pending), reason="no room for a hand-over now"
+            )
         block_ids = sequence.block_ids[: ticket.block_count]
         assert len(block_ids) == ticket.block_count, (len(block_ids), ticket.block_count)
         pending.sequence = sequence

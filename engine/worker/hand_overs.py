@@ -121,7 +121,9 @@ class HandOvers:
             if arrival.refusal is None:
                 self._moves[arrival.request_id] = arrival.moves
             else:
-                log.warning("request=%s: %s", arrival.request_id, arrival.refusal)
+                # The client hears of no room, and tries again here or elsewhere.
+                level = logging.INFO if isinstance(arrival.refusal, EngineBusy) else logging.WARNING
+                log.log(level, "request=%s: %s", arrival.request_id, arrival.refusal)
                 found.append((arrival.request_id, _refused(arrival.refusal)))
         return found
 

@@ -11,6 +11,7 @@ JSON line goes to stdout, and nothing else ever does; events go to stderr.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -52,6 +53,9 @@ client, which runs it again."""
 LAST_ANSWERS_S = 5.0
 STOP_DEADLINE_S = 5.0
 STATUS_DEADLINE_S = 1.0
+
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Why a connection cannot be accepted now; it waits, and asyncio tries again in a second."""
 
 
 class WorkerFailed(EngineError):
@@ -230,8 +234,11 @@ def _end_by_fault(
     fault: asyncio.Future[None], loop: asyncio.AbstractEventLoop, context: dict[str, Any]
 ) -> None:
     """Something that nobody waited for has failed: a fault of ours, unless a connection did."""
-    loop.default_exception_handler(context)
     error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+        log.error("cannot accept: %s", error.strerror)
+        return
+    loop.default_exception_handler(context)
     if error is not None and not isinstance(error, OSError):
         _fail(fault, error)
 

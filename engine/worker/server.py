@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from .connection import Connection, ConnectionBounds
 from .frames import LargeFrames
+from .listening import LISTEN_BACKLOG
 from .messages import (
     DRAINING,
     Answer,
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 512
 LARGE_MESSAGES_MAX = 16
 """Read to their ends at one time; more wait."""
-LISTEN_BACKLOG = 1024
 
 
 class RequestDesk(Protocol):
@@ -96,14 +96,13 @@ class WorkerServer:
 
     async def listen(self, listener: socket.socket) -> None:
         """Accept clients from now on; the listener is the server's."""
+        # asyncio accepts as many at a time as it is told may queue, and out of descriptors it tries
+        # each of them, again and again. So it is told one, and the queue is set by itself.
         if listener.family == socket.AF_UNIX:
-            self._server = await asyncio.start_unix_server(
-                self._welcome, sock=listener, backlog=LISTEN_BACKLOG
-            )
+            self._server = await asyncio.start_unix_server(self._welcome, sock=listener, backlog=1)
         else:
-            self._server = await asyncio.start_server(
-                self._welcome, sock=listener, backlog=LISTEN_BACKLOG
-            )
+            self._server = await asyncio.start_server(self._welcome, sock=listener, backlog=1)
+        listener.listen(LISTEN_BACKLOG)
 
     @property
     def requests(self) -> int:

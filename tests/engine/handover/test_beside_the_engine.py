@@ -60,7 +60,7 @@ def test_tickets_that_wait_to_be_read_are_bounded(
     with held_reading(monkeypatch):
         for number in range(3):
             handover.receiver.begin(b"no ticket", f"r{number}")
-        with pytest.raises(EngineBusy, match="3 requests wait"):
+        with pytest.raises(EngineBusy, match="3 hand-overs are on their way"):
             handover.receiver.begin(b"no ticket", "one too many")
     found: list[Arrival] = []
     while len(found) < 3:
