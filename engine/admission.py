@@ -130,8 +130,7 @@ class Admission:
     def has_arrived(self, job: Job) -> None:
         """A pass over it went through, so all sections had come: it is as ready as any."""
         self._entering.remove(job)
-        job.window = None
-        job.phase = Phase.PREFILL
+        self._let_go_on(job)
 
     def fell_short(self, job: Job) -> None:
         """A pass over it was ended because its prefix did not come in time."""
@@ -230,7 +229,7 @@ class Admission:
 
     def _begin_load(self, job: Job, plan: HitPlan) -> None:
         job.plan = plan
-        job.window = self._prefixes.window_at(job, plan.window_anchor)
+        job.window = self._prefixes.take_window(job, plan.window_anchor)
         needs_window = plan.window_anchor is not None and job.window is None
         if plan.stored_blocks == job.shared_blocks and not needs_window:
             job.drop_load()
@@ -257,7 +256,7 @@ class Admission:
                 self._take_back_start(job)
             self._counts.short_loads += 1
             plan = self._prefixes.choose(job, self._prefixes.come(job, outcome))
-            window = self._prefixes.window_at(job, plan.window_anchor)
+            window = self._prefixes.take_window(job, plan.window_anchor)
             if window is None and plan.window_anchor is not None:
                 window = outcome.window
         job.drop_load()
@@ -277,8 +276,15 @@ class Admission:
     def _make_ready(self, job: Job, plan: HitPlan, window: Window | None) -> None:
         if not job.is_started:
             self._start(job, plan, window)
+        self._let_go_on(job)
+
+    def _let_go_on(self, job: Job) -> None:
+        """Its prefix is there, as it was begun."""
         job.window = None
         job.phase = Phase.PREFILL
+        if job.has_changed:
+            self._counts.changed_prefixes += 1
+            job.note_begun()
 
     def _start(self, job: Job, plan: HitPlan, window: Window | None) -> None:
         assert job.shared_blocks <= plan.stored_blocks, (job.shared_blocks, plan)
@@ -292,9 +298,7 @@ class Admission:
         job.window_blocks = plan.hit_tokens // BLOCK_TOKENS
         job.is_started = True
         begun = job.begun
-        if begun is not None and not keeps_bits(begun, plan, is_cold=job.is_cold):
-            self._counts.changed_prefixes += 1
-            job.note_begun(sequence.replay_first, plan)
+        job.has_changed = begun is not None and not keeps_bits(begun, is_cold=job.is_cold)
 
     def _take_back_start(self, job: Job) -> None:
         """It was begun while its prefix arrived, and no pass over it went through."""

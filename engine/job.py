@@ -89,9 +89,12 @@ class Job:
     is_started: bool = False
     is_cold: bool = False
     """Since its start: nothing it is computed from came from a store, or what did is its own."""
-    begun_plan: HitPlan | None = None
-    is_begun_cold: bool = False
-    """Prefix and `is_cold` of the run that its answer hangs on, once one was preempted here."""
+    is_window_cold: bool = False
+    """Of `window`, when it was taken: another one may have its key since."""
+    is_begun_cold: bool | None = None
+    """`is_cold` of the run that its answer hangs on, once one was preempted here."""
+    has_changed: bool = False
+    """Since its start: its answer is not known to have the bits that it began with."""
     longest: HitPlan | None = None
     """The prefix that it would begin with if a store had everything, once that was asked for."""
     has_fallen_short: bool = False
@@ -132,7 +135,7 @@ class Job:
         """Not None if a part of the answer has been given out: its bits are bound."""
         if not self.answer_tokens:
             return None
-        return Begun(self.replay_first, self.begun_plan, self.is_begun_cold)
+        return Begun(self.replay_first, self.is_begun_cold)
 
     def keys(self) -> list[bytes]:
         """Keys of all full blocks of the tokens known. Grows in place; not to be changed."""
@@ -150,13 +153,14 @@ class Job:
         self.sequence.computed_tokens, self.sequence.hit = 0, MISS
         self.plan, self.window, self.borders, self.longest = MISS, None, (), None
         self.shared_blocks = self.indexed_blocks = self.window_blocks = 0
-        self.is_started = self.is_cold = self.waits_for_end = self.has_fallen_short = False
+        self.is_started = self.is_cold = self.is_window_cold = self.has_changed = False
+        self.waits_for_end = self.has_fallen_short = False
         self.short_since_s, self.short_at = None, ()
         self.windows.clear()
 
-    def note_begun(self, replay_first: int | None, plan: HitPlan) -> None:
-        """Its answer hangs on this run, which began so."""
-        self.replay_first, self.begun_plan, self.is_begun_cold = replay_first, plan, self.is_cold
+    def note_begun(self) -> None:
+        """Its answer hangs on this run."""
+        self.replay_first, self.is_begun_cold = self.sequence.replay_first, self.is_cold
 
     def attach_here(self, *, is_cold: bool) -> None:
         """Its sequence was begun, computed so far and saved by another engine. `is_cold`: it is

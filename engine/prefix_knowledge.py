@@ -88,8 +88,8 @@ class PrefixKnowledge:
         return plan == self._longest(job)
 
     def is_cold(self, job: Job, plan: HitPlan) -> bool:
-        """Whether what a request goes on from, with its shared blocks and this plan for the rest,
-        is known to be what a cold run gives."""
+        """Whether what a request goes on from, with the blocks and the window that it has taken and
+        this plan for the rest, is known to be what a cold run gives."""
         if not self._has_windows or plan == MISS:
             return True
         if plan.window_anchor is None:
@@ -97,14 +97,19 @@ class PrefixKnowledge:
         if self._must_be_cold(job):
             return True  # nothing else was there to choose from
         keys = job.keys()[: plan.stored_blocks]
+        # A block that is in use stays the one of its key in the pool; a window may be replaced.
         is_here = job.shared_blocks == len(keys) == self.index.count_cold(keys)
-        return is_here and self._snapshots.is_cold(keys[-1])
+        return is_here and job.is_window_cold
 
-    def window_at(self, job: Job, anchor: int | None) -> WindowRecord | None:
-        """The window state that is kept in the engine for this position, if there is one."""
+    def take_window(self, job: Job, anchor: int | None) -> WindowRecord | None:
+        """The window state that is kept in the engine for this position, if there is one; whether
+        it is a cold run's is noted."""
+        job.is_window_cold = False
         if anchor is None:
             return None
-        return self._snapshots.get(job.keys()[anchor // BLOCK_TOKENS - 1])
+        key = job.keys()[anchor // BLOCK_TOKENS - 1]
+        job.is_window_cold = self._snapshots.is_cold(key)
+        return self._snapshots.get(key)
 
     def _longest(self, job: Job) -> HitPlan:
         """The prefix that it would begin with if a store had everything."""
@@ -116,7 +121,7 @@ class PrefixKnowledge:
         return job.longest
 
     def _must_be_cold(self, job: Job) -> bool:
-        return self._has_windows and job.begun is not None and job.begun.is_cold
+        return self._has_windows and job.begun is not None and job.begun.is_cold is True
 
     def _anchors(self, job: Job, keys: list[bytes]) -> frozenset[int]:
         if not self._has_windows:

@@ -135,7 +135,7 @@ class Schedule:
             return
         sequence = job.sequence
         if job.phase is Phase.DECODING:
-            job.note_begun(sequence.replay_first, sequence.hit)
+            job.note_begun()
         self._leave(job)
         job.drop_load()
         self.memory.give_back(sequence)

@@ -36,13 +36,12 @@ class Begun:
     """An answer that was given in part, by a sequence that began a bounded replay at
     `replay_first`; None if there was none.
 
-    `plan` is the prefix that it began with, None if that was in another engine. `is_cold`: nothing
-    it was computed from had come from a store, so its bits are known to be those of a cold run.
+    `is_cold`: whether its bits are known to be those of a cold run: nothing it was computed from
+    may be what a replay led to. None if it began in another engine that does not say.
     """
 
     replay_first: int | None
-    plan: HitPlan | None = None
-    is_cold: bool = False
+    is_cold: bool | None = None
 
 
 def choose_prefix(prompt_tokens: int, known: KnownPrefix, begun: Begun | None = None) -> HitPlan:
@@ -50,7 +49,8 @@ def choose_prefix(prompt_tokens: int, known: KnownPrefix, begun: Begun | None = 
 
     A new request takes the longest hit; of two equally long ones that with window state, which
     gives the bits of a cold run. Blocks in the pool count only with window state: without, the hit
-    is what the store alone would give, so that its bits do not hang on the engine's past.
+    is as long as the store alone would give it, though such of its blocks as the pool has are
+    shared.
 
     An answer that was begun goes on as it was begun, or cold where that is not to be had. Whether
     it has the same bits then, `keeps_bits` says.
@@ -79,18 +79,15 @@ def longest_exact_hit(prompt_tokens: int, known: KnownPrefix) -> HitPlan:
     return HitPlan(hit_tokens=border, replay_tokens=0, window_anchor=border)
 
 
-def keeps_bits(begun: Begun, plan: HitPlan, *, is_cold: bool) -> bool:
-    """Whether an answer that goes on with this prefix is known to have the bits that it began with.
-    `is_cold`: of the way that it goes on, as in `Begun`.
+def keeps_bits(begun: Begun, *, is_cold: bool) -> bool:
+    """Whether an answer that goes on is known to have the bits that it began with. `is_cold`: of
+    the way that it goes on, as in `Begun`.
 
-    What a store gives may be what a bounded replay led to, which its keys do not tell: then only
-    the prefix that an answer began with gives its bits again.
+    What a store gives may be what a bounded replay led to, which its keys do not tell, and the pool
+    may have other bytes for the same keys: so only cold runs are known to be one, though the same
+    prefix mostly gives the same bits.
     """
-    if begun.replay_first is not None:
-        return plan.replay_tokens > 0
-    if begun.is_cold or begun.plan is None:
-        return is_cold
-    return plan == begun.plan
+    return is_cold and begun.replay_first is None and begun.is_cold is not False
 
 
 def is_replay_possible(prompt_tokens: int, replay_first: int) -> bool:

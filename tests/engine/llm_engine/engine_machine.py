@@ -440,6 +440,24 @@ class PlainMachine(EngineMachine):
         if self.kept.windows:
             del self.kept.windows[choices.one_of(list(self.kept.windows))]
 
+    def check_books(self) -> None:
+        super().check_books()
+        self.what_counts_as_cold_is_so()
+
+    def what_counts_as_cold_is_so(self) -> None:
+        """Of the keys of cold runs of the prompts: the pool and the engine have no other bytes."""
+        knowledge, pool = self.bench.engine._admission._prefixes, self.bench.runner.pool
+        for key, block in self.sound.sound.blocks.items():
+            if knowledge.index.count_cold([key]):
+                kept = knowledge.index._kept[key]
+                assert pool.memory[kept.block_id].numpy().tobytes() == block, key.hex()
+                self.seen["cold blocks"] += 1
+        for key, window in self.sound.sound.windows.items():
+            if knowledge._snapshots.is_cold(key):
+                kept_record = knowledge._snapshots._records[key]
+                assert kept_record.memory.numpy().tobytes() == window, key.hex()
+                self.seen["cold windows"] += 1
+
     def check_answers(self, bench: EngineBench, found: Bits) -> None:
         if bench is self.elsewhere:
             return

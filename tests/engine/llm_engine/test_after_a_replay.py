@@ -112,7 +112,8 @@ def test_preempted_replay_is_repeated() -> None:
     with bench(nano, kept=blocks_without_windows(), pool_blocks=6) as tight:
         assert preempted(tight, TIGHT).replay_first == 128
         tight.finish()
-        assert tight.engine.status.counts.changed_prefixes == 0
+        # Its blocks may be others than before, for all that the engine knows.
+        assert tight.engine.status.counts.changed_prefixes == 1
 
 
 def test_preempted_answer_that_began_with_window_state_does_not_become_a_replay() -> None:
