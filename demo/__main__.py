@@ -2,18 +2,21 @@
 
 import sys
 
-from kvstore.identity import check_package_identity
-
-INTERRUPTED = 130
+from kvstore.early_interrupt import INTERRUPTED, end_at_interrupt, raise_at_interrupt
 
 
 def main() -> None:
     """Run the command line of this process, and end it."""
+    end_at_interrupt()
+    # After that: it takes a moment.
+    from kvstore.identity import check_package_identity
+
     check_package_identity()
     try:
         # After the check: the modules behind this may not be the ones that were meant.
         from .command import app
 
+        raise_at_interrupt()
         app(prog_name="demo")
     except KeyboardInterrupt:
         # So early that there is nothing to clean up yet.

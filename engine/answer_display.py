@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import count_of
 
 if TYPE_CHECKING:
     from kvstore.client import NodeReport
+    from kvstore.errors import AgentError
 
+    from .generate_options import Place
     from .generation import Generation
     from .remote_answer import RemoteAnswer
+    from .save_receipt import SaveSummary
 
 
 CUT_BY_CONTEXT = "ended by the model's context"
@@ -107,15 +110,46 @@ def is_cut_by_context(answer: Generation | RemoteAnswer, max_tokens: int) -> boo
     return answer.finish_reason == "length" and len(answer.token_ids) < max_tokens
 
 
-def describe_dead_nodes(reports: Sequence[NodeReport], cluster: Path | None) -> str | None:
-    """What to tell a user whose request got nothing from the store; None if all nodes answer."""
+def describe_dead_nodes(
+    reports: Sequence[NodeReport], place: Place, blocks: SaveSummary, *, is_hit: bool
+) -> str | None:
+    """What to tell a user of whose request `blocks` were to be saved, and not all were; None if all
+    nodes answer. `is_hit`: something was found."""
     alive = sum(report.is_alive for report in reports)
     if alive == len(reports):
         return None
-    advice = "" if cluster is None else f" (start them with `cachalot up --dir {cluster.parent}`)"
-    return (
-        f"{alive} of {len(reports)} nodes answer; the answer was computed without the cache{advice}"
-    )
+    if is_hit or blocks.stored or blocks.known:
+        so = _say_unsaved(blocks)
+    else:
+        so = "the answer was computed without the cache"
+    return f"{alive} of {len(reports)} nodes answer; {so}{_advise(place)}"
+
+
+def describe_silent_agent(error: AgentError, place: Place, blocks: SaveSummary) -> str:
+    """What to tell a user whose agent does not even say which nodes answer."""
+    if count_unsaved(blocks):
+        return f"{error}; {_say_unsaved(blocks)}{_advise(place)}"
+    return f"{error}; it was not needed for this answer"
+
+
+def count_unsaved(blocks: SaveSummary) -> int:
+    """Blocks that were to be saved, and that the store does not have."""
+    return blocks.failed + blocks.dropped + blocks.pending
+
+
+def _say_unsaved(blocks: SaveSummary) -> str:
+    count = count_unsaved(blocks)
+    return f"{count_of(count, 'block')} {'was' if count == 1 else 'were'} not saved"
+
+
+def _advise(place: Place) -> str:
+    """What helps against nodes that do not answer, in brackets."""
+    if place.agent is not None:
+        return f" (`cachalot status --socket {shlex.quote(str(place.agent))}` shows them)"
+    if place.cluster is not None:
+        folder = shlex.quote(str(place.cluster.parent))
+        return f" (start them with `cachalot up --dir {folder}`)"
+    return ""
 
 
 def _describe_answer(answer: Generation | RemoteAnswer, max_tokens: int) -> dict[str, Any]:

@@ -18,6 +18,12 @@ used; 130 for Ctrl-C.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    # Before the imports, which take a while.
+    from kvstore.early_interrupt import end_at_interrupt
+
+    end_at_interrupt()
+
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvstore.early_interrupt import INTERRUPTED, raise_at_interrupt
 from kvstore.identity import check_package_identity
 
 from .errors import EngineError, InvalidRequest, describe_in_one_line
@@ -38,7 +45,6 @@ if TYPE_CHECKING:
 
 NAME = "engine.fit_cost"
 USER_ERROR = 2
-INTERRUPTED = 130
 
 POOL_BLOCKS = 34
 """Room for the longest prompt that is measured and the tokens behind it."""
@@ -175,6 +181,7 @@ def fit(
     from .scheduler.cost import encode_cost
     from .scheduler.fit import fit_cost
 
+    raise_at_interrupt()
     if out is not None:
         check_place(out)
     path = model or find_default_model()

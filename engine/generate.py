@@ -30,6 +30,12 @@ hold is not read to its end.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    # Before the imports, which take a while.
+    from kvstore.early_interrupt import end_at_interrupt
+
+    end_at_interrupt()
+
 import json
 import sys
 import time
@@ -37,17 +43,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import typer
 
+from kvstore.early_interrupt import INTERRUPTED, raise_at_interrupt
 from kvstore.errors import AgentError, StoreError
 from kvstore.identity import check_package_identity
 
 from .answer_display import (
+    count_unsaved,
     describe,
     describe_dead_nodes,
     describe_remote,
+    describe_silent_agent,
     remote_summary_line,
     summary_line,
 )
@@ -78,7 +87,6 @@ if TYPE_CHECKING:
 
 NAME = "engine.generate"
 USER_ERROR = 2
-INTERRUPTED = 130
 
 EXIT_CODES = """\b
 Exit codes:
@@ -105,9 +113,42 @@ class Settings:
     is_json: bool
 
 
+class Output:
+    """The answer as it comes, and what is said beside it, each on lines of its own. In `with`."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._is_line_open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._end_line()
+
+    def show(self, text: str) -> None:
+        """A piece of the answer, unless that will be printed whole."""
+        if not self._is_json:
+            self._is_line_open = True
+            print(text, end="", flush=True)
+
+    def remark(self, text: str) -> None:
+        """A line for a person who waits."""
+        if sys.stderr.isatty():
+            self._end_line()
+            print(f"{NAME}: {text}", file=sys.stderr)
+
+    def _end_line(self) -> None:
+        if self._is_line_open:
+            self._is_line_open = False
+            print(flush=True)
+
+
 def answer_here(words: Words, place: Place, settings: Settings) -> None:
     """Load, ask, print. The last line is printed when all blocks are saved or given up."""
     with ExitStack() as stack:
+        output = stack.enter_context(Output(is_json=settings.is_json))
         store = _open_store(place)
         if store is not None:
             stack.enter_context(store)
@@ -116,6 +157,8 @@ def answer_here(words: Words, place: Place, settings: Settings) -> None:
         from .load import open_model
         from .question_prompt import read_prompt
 
+        raise_at_interrupt()
+        output.remark(f"loading {model} ...")
         start_s = time.perf_counter()
         opened = open_model(model)
         open_s = time.perf_counter() - start_s
@@ -130,7 +173,7 @@ def answer_here(words: Words, place: Place, settings: Settings) -> None:
             prompt_ids,
             max_tokens=settings.max_tokens,
             sampling=settings.sampling,
-            on_text=_discard if settings.is_json else _show,
+            on_text=output.show,
         )
         llm.close()
         store_errors = llm.store_faults.count
@@ -142,7 +185,7 @@ def answer_here(words: Words, place: Place, settings: Settings) -> None:
             line = summary_line(generation, settings.max_tokens, store_errors=store_errors)
             print(f"\n{line}")
         if store is not None:
-            _warn_of_dead_nodes(generation, store, place)
+            _warn_of_store(generation, store, place, has_failed=store_errors > 0)
 
 
 def answer_elsewhere(
@@ -150,24 +193,30 @@ def answer_elsewhere(
 ) -> None:
     """Ask engine workers, and print."""
     from .client import ClientDeadlines, find_places
+    from .model_kind import check_model_kind
 
-    places = find_places(engines)
+    places, deadlines = find_places(engines), ClientDeadlines(**waits_s)
+    check_model_kind(settings.model, places, deadlines)
     model = _load_library(settings)
     from .load import open_model
     from .question_prompt import read_prompt
     from .remote_answer import ask_engines
 
-    opened = open_model(model)
-    found = ask_engines(
-        places,
-        opened.tokenizer,
-        read_prompt(words, opened),
-        max_tokens=settings.max_tokens,
-        sampling=settings.sampling,
-        model=opened.identity,
-        deadlines=ClientDeadlines(**waits_s),
-        on_text=_discard if settings.is_json else _show,
-    )
+    raise_at_interrupt()
+    with Output(is_json=settings.is_json) as output:
+        output.remark(f"reading the tokenizer of {model} ...")
+        opened = open_model(model)
+        found = ask_engines(
+            places,
+            opened.tokenizer,
+            read_prompt(words, opened),
+            max_tokens=settings.max_tokens,
+            sampling=settings.sampling,
+            model=opened.identity,
+            deadlines=deadlines,
+            on_text=output.show,
+            on_stall=output.remark,
+        )
     if settings.is_json:
         described = describe_remote(found, settings.max_tokens)
         print(json.dumps(described | {"model": str(model)}))
@@ -198,29 +247,29 @@ def _open_store(place: Place) -> BlockingAgentClient | BlockingStoreClient | Non
     return None
 
 
-def _warn_of_dead_nodes(
-    generation: Generation, store: BlockingAgentClient | BlockingStoreClient, place: Place
+def _warn_of_store(
+    generation: Generation,
+    store: BlockingAgentClient | BlockingStoreClient,
+    place: Place,
+    *,
+    has_failed: bool,
 ) -> None:
-    """Say on stderr why nothing was found or stored, if that is because of the nodes."""
+    """Say on stderr why not all was stored, if that is because of the nodes, and that an agent is
+    away. `has_failed`: the log has said so as it was needed."""
+    from kvstore.client import BlockingAgentClient
+
     blocks = generation.receipt.summary()
-    is_unsaved = blocks.failed + blocks.dropped + blocks.pending > 0
-    if generation.matched_tokens or blocks.stored or blocks.known or not is_unsaved:
-        return
+    line: str | None = None
     try:
-        reports = store.node_reports()
-    except AgentError:
-        return  # an agent that is away was logged as the store's fault when it was needed
-    line = describe_dead_nodes(reports, place.cluster)
+        if count_unsaved(blocks):
+            is_hit = generation.matched_tokens > 0
+            line = describe_dead_nodes(store.node_reports(), place, blocks, is_hit=is_hit)
+        elif isinstance(store, BlockingAgentClient):
+            store.status()
+    except AgentError as error:
+        line = None if has_failed else describe_silent_agent(error, place, blocks)
     if line is not None:
         print(f"{NAME}: {line}", file=sys.stderr)
-
-
-def _show(text: str) -> None:
-    print(text, end="", flush=True)
-
-
-def _discard(text: str) -> None:
-    """Take a piece of the answer that will be printed whole."""
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

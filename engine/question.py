@@ -85,8 +85,8 @@ def read_question(words: Words, bound: TextBound) -> Question:
     document = None
     if words.file is not None:
         expected = (
-            f"at most {bound.size_bytes} bytes: a prompt has at most {bound.tokens} tokens, of at "
-            f"most {bound.token_bytes} bytes"
+            f"a file of at most {bound.size_bytes} bytes, blanks at its ends included: a prompt "
+            f"has at most {bound.tokens} tokens, of at most {bound.token_bytes} bytes"
         )
         document = _read_text(PROMPT_FILE, words.file, bound.size_bytes, expected)
     text = _join(words.prompt, document, words.question)

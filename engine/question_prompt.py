@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 def read_prompt(words: Words, model: OpenModel) -> list[int]:
-    """The ids of what a command line asks. A file that no prompt of the model can hold is refused
-    before it is all read. Raises as `read_question` and `encode_question`."""
+    """The ids of what a command line asks. A file that no prompt of the model can hold, with
+    the blanks at its ends, is refused before it is all read. Raises as `read_question` and
+    `encode_question`."""
     # An answer has a token at least.
     bound = TextBound(model.context_tokens - 1, model.tokenizer.token_bytes_max)
     return encode_question(model.tokenizer, read_question(words, bound))

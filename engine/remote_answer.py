@@ -40,12 +40,14 @@ def ask_engines(
     model: ModelIdentity,
     deadlines: ClientDeadlines,
     on_text: Callable[[str], None],
+    on_stall: Callable[[str], None],
 ) -> RemoteAnswer:
-    """Ask the workers, in an event loop that is made for it. `on_text` gets the text as it comes.
+    """Ask the workers, in an event loop that is made for it. `on_text` gets the text as it comes,
+    `on_stall` what `EngineClient` says.
 
     Raises what `EngineClient.generate` raises.
     """
-    client = EngineClient(places, model=model, deadlines=deadlines)
+    client = EngineClient(places, model=model, deadlines=deadlines, on_stall=on_stall)
     parts = client.generate(
         prompt_ids, max_tokens=max_tokens, sampling=sampling, stop_ids=tokenizer.stop_ids
     )

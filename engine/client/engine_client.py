@@ -39,6 +39,8 @@ SUSPECT_S = 10.0
 """For so long other workers are asked before one that was lost."""
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 1.0
+STALL_SAID_S = 3.0
+"""After so long in vain, who waits for an answer is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,8 @@ class EngineClient:
     """Asks workers. Belongs to one event loop; requests may run concurrently.
 
     `model`: the model that the token ids are of. Each worker is asked which one it serves, once as
-    long as it is not lost; without it, none is.
+    long as it is not lost; without it, none is. `on_stall` is told in words, once each time, that
+    for a while nobody goes on with a request, which is tried further.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class EngineClient:
         model: ModelIdentity | None = None,
         deadlines: ClientDeadlines | None = None,
         faults_max: int = FAULTS_MAX,
+        on_stall: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -86,6 +90,7 @@ class EngineClient:
         """Workers that said so, or do not say which they serve."""
         self._deadlines = deadlines or ClientDeadlines()
         self._faults_max = faults_max
+        self._on_stall = on_stall
         self._clock = clock
         self._sleep = sleep
         self._in_flight: Counter[WorkerAddress] = Counter()
@@ -239,6 +244,8 @@ class EngineClient:
         left_s = patience_s - watch.stalled_for_s()
         if left_s <= 0:
             raise route.give_up(f"goes on with it for {patience_s:g} s")
+        if self._on_stall is not None and watch.is_stall_news():
+            self._on_stall(str(route.give_up(f"goes on with it, trying for {patience_s:g} s")))
         pause_s = min(PAUSE_FIRST_S * 2.0 ** min(route.vain_rounds - 1, 16), PAUSE_MAX_S)
         await self._sleep(min(pause_s, left_s))
         # At least the time that it takes to say no.
@@ -254,6 +261,8 @@ class _Watch:
         self._first_s: float | None = None
         self._stalled_since_s: float | None = None
         """The first attempt in vain since the answer last grew, or waited at a worker."""
+        self._said_stall_s: float | None = None
+        """That of the stall that was told last."""
 
     def note_token(self) -> None:
         self._stalled_since_s = None
@@ -272,6 +281,13 @@ class _Watch:
 
     def stalled_for_s(self) -> float:
         return 0.0 if self._stalled_since_s is None else self._clock() - self._stalled_since_s
+
+    def is_stall_news(self) -> bool:
+        """Whether it stalls for long, and this is the first time in this stall that it is asked."""
+        if self._said_stall_s == self._stalled_since_s or self.stalled_for_s() < STALL_SAID_S:
+            return False
+        self._said_stall_s = self._stalled_since_s
+        return True
 
     def tokenless_for_s(self) -> float:
         return self._clock() - self._grown_s

@@ -132,12 +132,13 @@ class AgentSource(ThreadedSource):
     def _lease(self, load: ThreadedLoad, end_at_s: float) -> ArenaRun | None:
         start_s = self._clock()
         blocks = min(len(load.order.block_ids), self._limits.lease_blocks_max)
-        run = self._client.lease_run(
-            self._namespace,
-            blocks,
-            has_parity_room=self._rebuilder is not None,
-            deadline_s=self._share(end_at_s),
-        )
+        with self._within(load, self._share(end_at_s)) as deadline_s:
+            run = self._client.lease_run(
+                self._namespace,
+                blocks,
+                has_parity_room=self._rebuilder is not None,
+                deadline_s=deadline_s,
+            )
         load.note("lease", None, start_s, self._clock())
         return run
 
@@ -168,7 +169,8 @@ class AgentSource(ThreadedSource):
             rebuilder=rebuilder,
         )
         try:
-            swap.follow(end_at_s)
+            with self._within(load, self._left_s(end_at_s)):
+                swap.follow(end_at_s)
         except (*STORE_ERRORS, TransferFailed) as error:
             self._note(load, "fetch", error)
             if isinstance(error, RebuiltWrong) and not load.is_given_up:
@@ -206,9 +208,8 @@ class AgentSource(ThreadedSource):
         start_s = self._clock()
         record = bytearray(self._window_layout.block_bytes)
         key = load.keys[anchor // BLOCK_TOKENS - 1]
-        found = self._client.fetch_window(
-            self._namespace, key, record, deadline_s=self._share(end_at_s)
-        )
+        with self._within(load, self._share(end_at_s)) as deadline_s:
+            found = self._client.fetch_window(self._namespace, key, record, deadline_s=deadline_s)
         load.note("window", None, start_s, self._clock())
         if found.is_found:
             load.publish_window(memoryview(record))

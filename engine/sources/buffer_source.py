@@ -62,13 +62,14 @@ class BufferSource(ThreadedSource):
         order = load.order
         buffers = [self._pool.buffer(block_id) for block_id in order.block_ids]
         try:
-            outcome = self._store.fetch(
-                self._namespace,
-                load.keys[: order.plan.stored_blocks],
-                buffers,
-                first_block=order.first_block,
-                deadline_s=self._limits.fetch_deadline_s,
-            )
+            with self._within(load, self._limits.fetch_deadline_s) as deadline_s:
+                outcome = self._store.fetch(
+                    self._namespace,
+                    load.keys[: order.plan.stored_blocks],
+                    buffers,
+                    first_block=order.first_block,
+                    deadline_s=deadline_s,
+                )
         except STORE_ERRORS as error:
             self._faults.note("fetch", error)
             return None

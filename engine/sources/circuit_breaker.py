@@ -9,6 +9,7 @@ class CircuitBreaker:
 
     closed --(a deadline, and nothing)--> open for `rest_s` --> one asks
        ^--------------------(it is answered)-----------------------'
+    (he goes away before that: another one asks)
     """
 
     def __init__(self, *, rest_s: float, clock: Callable[[], float]) -> None:
@@ -28,8 +29,10 @@ class CircuitBreaker:
             self._is_probed = True
             return True
 
-    def note(self, *, is_late: bool) -> None:
-        """Somebody who asked has an answer, or `is_late`: his deadline, and nothing."""
+    def note(self, *, is_late: bool | None) -> None:
+        """Somebody who asked has an answer, or `is_late`: his deadline, and nothing; None if he
+        went away and nobody knows."""
         with self._lock:
             self._is_probed = False
-            self._open_until_s = self._clock() + self._rest_s if is_late else None
+            if is_late is not None:
+                self._open_until_s = self._clock() + self._rest_s if is_late else None

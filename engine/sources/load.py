@@ -71,6 +71,8 @@ class ThreadedLoad:
         self.order = NOTHING_ORDERED
         self.is_fault_noted = False
         """An error of the store has been counted; a store that is lost fails all that follows."""
+        self.has_met_deadline = False
+        """Something that was asked of the store for it took all the time that it had."""
         self._sections = sections
         self._pool = pool
         self._section_wait_s = section_wait_s
@@ -216,11 +218,14 @@ class ThreadedLoad:
         self._on_change()
 
     @property
-    def has_brought(self) -> bool:
-        """Whether anything of what was ordered came. Of a load that has ended."""
+    def is_late(self) -> bool | None:
+        """Whether it met a deadline and nothing of what was ordered came; None if it was given up
+        before anything came. Of a load that has ended."""
         outcome = self._outcome
         assert outcome is not None
-        return outcome.blocks > self.order.first_block or outcome.window is not None
+        if outcome.blocks > self.order.first_block or outcome.window is not None:
+            return False
+        return None if self._is_given_up else self.has_met_deadline
 
     def take(self) -> bool:
         """Whether the caller is the one to bring it and to call `finish`."""

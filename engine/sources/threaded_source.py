@@ -7,7 +7,8 @@ if it is answered.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -93,7 +94,8 @@ class ThreadedSource(ABC):
 
     @abstractmethod
     def _bring(self, load: ThreadedLoad) -> None:
-        """Bring what is ordered; ends with `load.finish`. Raises nothing that a store raises."""
+        """Bring what is ordered, each wait for the store `_within` its deadline; ends with
+        `load.finish`. Raises nothing that a store raises."""
 
     def look_up(self, prompt_ids: Sequence[int], keys: Sequence[bytes]) -> ThreadedLoad:
         """See PrefixSource."""
@@ -121,6 +123,16 @@ class ThreadedSource(ABC):
             load.give_up()
         has_matched = self._matching.close(deadline_s)
         return self._bringing.close(max(0.0, end_s - self._clock())) and has_matched
+
+    @contextmanager
+    def _within(self, load: ThreadedLoad, deadline_s: float) -> Iterator[float]:
+        """Around a wait for the store, which has so long for it; the load says if it took that."""
+        due_s = self._clock() + LATE_PART * deadline_s
+        try:
+            yield deadline_s
+        finally:
+            if self._clock() >= due_s:
+                load.has_met_deadline = True
 
     def _tell_engine(self) -> None:
         self.on_change()
@@ -168,14 +180,12 @@ class ThreadedSource(ABC):
         if not self._load_breaker.may_ask():
             load.finish()
             return
-        due_s = self._clock() + LATE_PART * self._limits.fetch_deadline_s
         try:
             self._bring(load)
         finally:
             if load.outcome is None:  # the thread ends here: nobody is to wait for it
                 load.finish()
-            is_empty = not load.has_brought and not load.is_given_up
-            self._load_breaker.note(is_late=is_empty and self._clock() >= due_s)
+            self._load_breaker.note(is_late=load.is_late)
 
     def _forget(self, load: ThreadedLoad) -> None:
         with self._lock:

@@ -8,6 +8,12 @@ The tensor library is loaded after the arguments have been read.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    # Before the imports, which take a while.
+    from kvstore.early_interrupt import end_at_interrupt
+
+    end_at_interrupt()
+
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +24,7 @@ from kvstore.errors import StoreError, shorten_lines
 from kvstore.identity import check_package_identity
 
 from ..errors import EngineError, describe_in_one_line
+from ..given_paths import check_model_path
 from ..scheduler.cost import read_cost
 from ..threads import prepare_environment
 from .address import parse_address
@@ -113,7 +120,10 @@ TicketKeyOption = Annotated[
         metavar="FILE",
     ),
 ]
-CheckOnlyOption = Annotated[bool, typer.Option("--check-only", help="check the options, and end")]
+CheckOnlyOption = Annotated[
+    bool,
+    typer.Option("--check-only", help="check the options and where the model is to be, and end"),
+]
 LogJsonOption = Annotated[
     bool, typer.Option("--log-json", help="write each log line as a JSON object")
 ]
@@ -170,6 +180,7 @@ def engine(
         is_log_json=is_log_json,
     )
     if is_check:
+        check_model_path(model)
         return
     prepare_environment()
     # Only now: it brings libraries that look at the environment.

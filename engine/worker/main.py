@@ -19,8 +19,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Awaitable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -101,7 +101,8 @@ def run_worker(options: WorkerOptions) -> int:
         check_model_path(options.model)
         if options.agent is not None:
             check_agent_path(options.agent)
-        from .assembly import open_engine
+        with _held_signals():
+            from .assembly import open_engine
 
         _warn_of_other_cost(options, set_threads_for(options.model, options.threads))
         engine = stack.enter_context(open_engine(options, clock=time.monotonic))
@@ -117,6 +118,17 @@ def run_worker(options: WorkerOptions) -> int:
 def _stop_at_once(number: int, _frame: object) -> NoReturn:
     """Before it serves, a worker has nothing to finish."""
     raise SystemExit(0)
+
+
+@contextmanager
+def _held_signals() -> Iterator[None]:
+    """Signals that end a worker come behind this block: the tensor library's import is aborted by
+    whatever is raised in it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _serve(

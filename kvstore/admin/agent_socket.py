@@ -28,6 +28,9 @@ from ..errors import AgentRefused, AgentUnreachable
 
 CLIENT = "cachalot status"
 TAKES_WHOM = "an agent takes only processes of its own user, or root's"
+CLOSED = (
+    f"it closed the connection: it is no agent's socket, or does not take this user ({TAKES_WHOM})"
+)
 
 
 def ask_agent_at(path: Path, deadline_s: float) -> dict[str, Any]:
@@ -68,7 +71,7 @@ def describe_failure(path: Path, error: OSError) -> str:
             return "is no socket"
         return "nobody listens there; the agent that made it has ended"
     if isinstance(error, ConnectionError):
-        return f"it closed the connection; {TAKES_WHOM}"
+        return CLOSED
     return error.strerror or str(error)
 
 
@@ -99,7 +102,7 @@ def _read(connection: socket.socket, size: int, path: Path, due_s: float) -> byt
         connection.settimeout(left_s)
         part = connection.recv(size - len(found))
         if not part:
-            raise AgentUnreachable(path, f"it closed the connection; {TAKES_WHOM}")
+            raise AgentUnreachable(path, CLOSED)
         found += part
     return bytes(found)
 

@@ -5,13 +5,17 @@ Whatever a user can cause ends here as one line on stderr. A traceback means a m
 
 import sys
 
+from ..early_interrupt import end_at_interrupt, raise_at_interrupt
 from ..errors import StoreError, describe_os_error, shorten_lines
-from ..identity import check_package_identity
 from .exit_codes import ExitCode
 
 
 def main() -> None:
     """Run the command line of this process, and end it."""
+    end_at_interrupt()
+    # After that: it takes a moment.
+    from ..identity import check_package_identity
+
     check_package_identity()
     sys.exit(run())
 
@@ -25,6 +29,7 @@ def run() -> int | str | None:
     from .output import NAME, write_remark
 
     try:
+        raise_at_interrupt()
         code: int | None = app(prog_name=NAME, standalone_mode=False)
         return code
     except SystemExit as end:

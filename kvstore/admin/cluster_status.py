@@ -341,6 +341,8 @@ def describe_policy(status: ClusterStatus) -> str:
 
 def describe_classes(status: ClusterStatus) -> str:
     """One line: how much is stored of each class."""
+    if not status.nodes_alive:
+        return "stored: not known, no node answers"
     held = [
         f"{name} {format_size(one.bytes)} in {count_of(one.shards, 'shard')}"
         for name, one in status.classes.items()

@@ -60,6 +60,11 @@ class ControlRefused(StoreError):
         self.answer = answer
         self.exit_code = _exit_code_of(status)
 
+    @property
+    def is_of_token(self) -> bool:
+        """It refused the token, and not what was asked."""
+        return self.status in (401, 403)
+
 
 class NoWorker(StoreError):
     """No `gc_worker` can be asked; the message says how to start one."""

@@ -1,5 +1,6 @@
 """`cachalot down`: ends what `cachalot up` started, and nothing else."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ import typer
 from ..errors import InvalidArgument, shown
 from .down_report import (
     StoppedProcesses,
+    describe_loss,
     render_json,
     render_lines,
     render_plan,
     render_stopped,
 )
-from .engine_plan import AFTER_GRACE_S, check_are_engines
+from .engine_plan import AFTER_GRACE_S, check_are_engines, name_engines
 from .folder_option import parse_folder
 from .local_agents import stop_agents
 from .local_engines import stop_engines
@@ -112,6 +114,7 @@ def down(
         _answer_without_cluster(place, dry_run=dry_run, is_json=is_json)
         return
     with place.locked():
+        _warn_of_last_engines(place, chosen.engines)
         stopped = _stop_chosen(place, chosen, StopDeadlines(term_s=wait_s), dry_run=dry_run)
         plan = _wipe(place, dry_run=dry_run) if wipe else None
     if is_json:
@@ -143,7 +146,8 @@ def _check_names(place: LocalFolder, chosen: _Chosen) -> None:
         _check_nodes(place, chosen.nodes)
     if chosen.agents:
         _check_agents(place, chosen.agents)
-    check_are_engines(place.read_engine_options(), chosen.engines)
+    if chosen.engines:
+        check_are_engines(place.read_engine_options(), chosen.engines)
 
 
 def _check_nodes(place: LocalFolder, nodes: Sequence[str]) -> None:
@@ -153,7 +157,8 @@ def _check_nodes(place: LocalFolder, nodes: Sequence[str]) -> None:
 
     cluster_map = load_cluster_map(place.cluster_path)
     for node in nodes:
-        check_is_no_engine(place, node, cluster_map.node_by_name)
+        if node not in cluster_map.node_by_name:  # which needs no file of engines
+            check_is_no_engine(place, node, cluster_map.node_by_name)
         check_node_is_known(cluster_map, node)
 
 
@@ -165,6 +170,21 @@ def _check_agents(place: LocalFolder, agents: Sequence[str]) -> None:
         if agent not in known:
             expected = f"one of the map: {', '.join(known) or 'it has none'}"
             raise InvalidArgument("--agent", given=shown(agent), expected=expected)
+
+
+def _warn_of_last_engines(place: LocalFolder, names: Sequence[str]) -> None:
+    """Say what the engines that run cannot do without these."""
+    if not names:
+        return
+    running = []
+    for engine in name_engines(place.read_engine_options()):
+        process = find_process(place.of(ENGINE), engine.name)
+        if process is not None:
+            process.close()
+            running.append(engine)
+    loss = describe_loss(running, names)
+    if loss:
+        write_remark(loss)
 
 
 def _stop_chosen(
@@ -211,12 +231,14 @@ def _report(
         lines.append("no node was running")
     lines += [] if plan is None else render_plan(plan, dry_run=dry_run)
     write_result("\n".join(lines))
+    where = shlex.quote(str(place.path))
     if chosen.names:
-        write_remark(f"`cachalot up --dir {place.path}` starts {', '.join(chosen.names)} again")
+        verb = "would start" if dry_run else "starts"
+        write_remark(f"`cachalot up --dir {where}` {verb} {', '.join(chosen.names)} again")
     elif plan is None and place.cluster_path.exists():
         write_remark(
             f"what the nodes stored stays in {place.nodes_path}; `cachalot down --dir"
-            f" {place.path} --wipe` removes it (--dry-run shows what)"
+            f" {where} --wipe` removes it (--dry-run shows what)"
         )
 
 
@@ -224,7 +246,7 @@ def _remove_engines(
     place: LocalFolder, engines: Sequence[str], wait_s: float, *, dry_run: bool, is_json: bool
 ) -> None:
     """Take engines out of the folder: they are drained and stopped, and their files go."""
-    from .engine_plan import name_engines, remove_engines
+    from .engine_plan import remove_engines
     from .wipe import apply_wipe, plan_engine_removal
 
     if not engines:

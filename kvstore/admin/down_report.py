@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .engine_plan import LocalEngine
 from .node_process import AGENT, ENGINE
 from .node_stop import StoppedNode
 from .quantities import count_of, format_size
@@ -13,6 +15,11 @@ if TYPE_CHECKING:
     from .wipe import WipePlan
 
 SHOWN_PATHS_MAX = 40
+LOSSES = {
+    "decode": ("decodes", "answers get their first token and wait"),
+    "prefill": ("prefills", "decode workers compute the prompts"),
+}
+"""By role: what it does, and how it goes on without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,21 @@ def render_lines(stopped: StoppedProcesses) -> list[str]:
         outcomes = sorted({worker["outcome"] for worker in ended})
         lines.append(f"{count_of(len(ended), 'gc_worker')}: {' or '.join(outcomes)}")
     return lines
+
+
+def describe_loss(running: Sequence[LocalEngine], names: Collection[str]) -> str:
+    """What becomes of answers when of the engines that run those called `names` stop; empty if
+    others do the same. Pure."""
+    gone = [one for one in running if one.name in names]
+    left = {one.role for one in running if one.name not in names}
+    if gone and not left:
+        who = ", ".join(one.name for one in gone)
+        return f"without {who} no engine runs: nobody is answered until one is back"
+    for role, (verb, loss) in LOSSES.items():
+        last = [one.name for one in gone if one.role in (role, "both")]
+        if last and not left & {role, "both"}:
+            return f"without {', '.join(last)} no engine {verb}: {loss} until one is back"
+    return ""
 
 
 def render_plan(plan: WipePlan, *, dry_run: bool) -> list[str]:

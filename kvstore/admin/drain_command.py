@@ -95,7 +95,8 @@ def _check_node(cluster: Path, node: str) -> None:
 
     cluster_map = load_cluster_map(cluster)
     folder = LocalFolder(cluster.absolute().parent)
-    check_is_no_engine(folder, node, cluster_map.node_by_name)
+    if node not in cluster_map.node_by_name:  # which needs no file of engines
+        check_is_no_engine(folder, node, cluster_map.node_by_name)
     check_node_is_known(cluster_map, node)
 
 
@@ -202,7 +203,9 @@ def _finish(
 ) -> None:
     is_safe = bool((report or {}).get("is_safe_to_stop"))
     if is_json:
-        write_json({"node": node, "is_safe_to_stop": is_safe, "report": report})
+        # Without a wait nobody looked, which is no answer to whether it may be stopped.
+        shown_safe = is_safe if wait_s else None
+        write_json({"node": node, "is_safe_to_stop": shown_safe, "report": report})
     elif is_safe:
         write_result(describe_report(node, report or {}))
         spare = cluster_map.code.m

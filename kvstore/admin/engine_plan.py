@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -141,10 +142,11 @@ def check_is_no_engine(folder: LocalFolder, node: str, nodes: Container[str]) ->
     """Raises InvalidArgument for an engine of the folder where the name of a node belongs."""
     names = [engine.name for engine in name_engines(folder.read_engine_options())]
     if node in names and node not in nodes:
+        where = shlex.quote(str(folder.path))
         raise InvalidArgument(
             "node",
             given=f"{node}, which is an engine",
-            expected=f"a node; `cachalot down --dir {folder.path} --engine {node}` drains and stops"
+            expected=f"a node; `cachalot down --dir {where} --engine {node}` drains and stops"
             " an engine",
         )
 

@@ -15,7 +15,7 @@ from ..metrics.readings import read_mapping, read_number
 from .engine_plan import LocalEngine
 from .engine_socket import EngineSilent, ask_engine_at
 from .local_engines import LocalEngines
-from .local_folder import LocalFolder
+from .local_folder import DamagedEngineOptions, LocalFolder
 from .quantities import count_of, format_duration
 
 COLUMNS = (
@@ -133,6 +133,8 @@ class EnginesStatus:
     """All engines of a folder."""
 
     engines: tuple[EngineStatus, ...] = ()
+    problem: str = ""
+    """Why it is not known which there are."""
 
     @property
     def alive(self) -> int:
@@ -140,11 +142,12 @@ class EnginesStatus:
 
     @property
     def are_all_alive(self) -> bool:
-        return self.alive == len(self.engines)
+        return self.alive == len(self.engines) and not self.problem
 
     def problems(self) -> list[str]:
         """Lines for a person: of each engine, and of what they cannot do together."""
-        lines = [line for one in self.engines for line in one.problems()]
+        lines = [f"engines: {self.problem}"] if self.problem else []
+        lines += [line for one in self.engines for line in one.problems()]
         return lines + self._missing_roles() + self._strange_models()
 
     def describe(self) -> str:
@@ -157,6 +160,7 @@ class EnginesStatus:
             "engines_total": len(self.engines),
             "engines_alive": self.alive,
             "engines": [one.render_json() for one in self.engines],
+            "engines_problem": self.problem,
         }
 
     def _missing_roles(self) -> list[str]:
@@ -185,7 +189,10 @@ class EnginesStatus:
 def find_engines(cluster_path: Path, deadline_s: float) -> EnginesStatus:
     """The engines of the folder that a map lies in; none if it is no folder of `cachalot up`."""
     engines = LocalEngines(LocalFolder(cluster_path.resolve().parent))
-    wanted = engines.wanted
+    try:
+        wanted = engines.wanted
+    except DamagedEngineOptions as error:
+        return EnginesStatus(problem=str(error))
     if not wanted:
         return EnginesStatus()
     with ThreadPoolExecutor(ASKED_AT_ONCE) as askers:

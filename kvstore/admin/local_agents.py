@@ -7,6 +7,7 @@ keeps is soft, so one that was killed is started again on its old address and be
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -60,7 +61,7 @@ class LocalAgents(LocalProcesses):
                 if value is not None and value.isdecimal() and int(value) != wanted[name]
             ]
             if kept:
-                folder = self._folder.path
+                folder = shlex.quote(str(self._folder.path))
                 lines.append(
                     f"{one.name} keeps {', '.join(kept)} until it is started anew: cachalot down"
                     f" --dir {folder} --agent {one.name}; cachalot up --dir {folder}"
@@ -82,7 +83,8 @@ class LocalAgents(LocalProcesses):
                 raise NodeError(
                     name,
                     f"process {self.pid(name)} is there but does not answer: {error.detail};"
-                    f" nothing was started; to end it: cachalot down --dir {self._folder.path}",
+                    " nothing was started; to end it: cachalot down --dir"
+                    f" {shlex.quote(str(self._folder.path))}",
                     noun=AGENT.noun,
                 ) from error
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InvalidArgument, StoreError
+from ..model_place import find_model_faults
 from ..socket_file import SOCKET_PATH_BYTES_MAX, remove_stale_socket
 from .engine_plan import (
     GRACE_S,
@@ -26,7 +27,7 @@ from .engine_plan import (
     option_words,
 )
 from .exit_codes import ExitCode
-from .local_folder import LocalEngineOptions, LocalFolder, naming_file
+from .local_folder import DamagedEngineOptions, LocalEngineOptions, LocalFolder, naming_file
 from .local_processes import LocalProcesses
 from .new_token import make_token_file
 from .node_process import ENGINE, StopDeadlines
@@ -95,6 +96,8 @@ class LocalEngines(LocalProcesses):
             engines = name_engines(wanted)
             missing = [one for one in engines if self.pid(one.name) is None]
             if not missing:
+                if known != wanted:  # its file was lost while they ran
+                    self._folder.write_engine_options(wanted)
                 return []
             self._folder.nodes_path.mkdir(exist_ok=True)
             with naming_file(self._folder.ticket_key_path):
@@ -134,7 +137,13 @@ def stop_engines(
 ) -> list[StoppedNode]:
     """As `stop_nodes`, of a folder of engines, which are not killed while they may still drain;
     also removes the sockets that killed ones left."""
-    term_s = choose_stop_s(folder.read_engine_options().options, deadlines.term_s)
+    try:
+        options = folder.read_engine_options().options
+    except DamagedEngineOptions as error:
+        # It says how long they may drain; they have the usual time then, and do end.
+        write_remark(str(error))
+        options = {}
+    term_s = choose_stop_s(options, deadlines.term_s)
     stopped = stop_nodes(folder, names, replace(deadlines, term_s=term_s))
     for one in stopped:
         remove_stale_socket(folder.socket_path(one.node))
@@ -155,10 +164,13 @@ def engine_command(
 
 def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
     """Raises InvalidArgument for what every engine would refuse, before any is started."""
-    if not os.path.exists(options.model):
-        expected = "a GGUF file, or a folder with config.json"
+    faults = find_model_faults(options.model)
+    if faults:
+        what = "; ".join(faults) if os.path.exists(options.model) else "which is not there"
         raise InvalidArgument(
-            "--model", given=f"{options.model}, which is not there", expected=expected
+            "--model",
+            given=f"{options.model}, {what}",
+            expected="a GGUF file, or a folder with config.json and its .safetensors files",
         )
     for engine in name_engines(options):
         length = len(os.fsencode(folder.socket_path(engine.name)))
@@ -172,19 +184,24 @@ def check_engines(folder: LocalFolder, options: LocalEngineOptions) -> None:
             )
 
 
-def check_worker_options(options: Mapping[str, str | None]) -> None:
+def check_worker_options(options: Mapping[str, str | None], *, model: str) -> None:
     """Raises InvalidArgument for options that a worker refuses, in its own words. A worker that
-    only reads them is asked: nothing of it is known here. Raises StoreError if it does not say."""
+    only reads them is asked: nothing of it is known here. Raises StoreError if it does not say.
+
+    It would refuse a model too that cannot be one, of which nothing is asked.
+    """
+    if find_model_faults(model):
+        return
     valued = option_words({name: value for name, value in options.items() if value is not None})
     flags = [[f"--{name}"] for name, value in options.items() if value is None]
     # One at a time, and last: an option that lacks its value takes the next word for it.
     for flag in flags or [[]]:
-        _ask_worker([*valued, *flag])
+        _ask_worker(model, [*valued, *flag])
 
 
-def _ask_worker(words: Sequence[str]) -> None:
+def _ask_worker(model: str, words: Sequence[str]) -> None:
     command = [sys.executable, "-m", ENGINE.module, "--check-only", "--role", "both"]
-    command += ["--model", "any", "--listen", "any:0", *words]
+    command += ["--model", model, "--listen", "any:0", *words]
     try:
         ended = subprocess.run(
             command,

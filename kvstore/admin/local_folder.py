@@ -27,6 +27,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,18 @@ PAGE_BYTES = 4096
 
 class LocalFolderBusy(StoreError):
     """Another command works on the same local cluster and does not come to an end."""
+
+
+class DamagedEngineOptions(StoreError):
+    """engines.json is there and does not say which engines the folder has: perhaps some run."""
+
+    def __init__(self, folder: LocalFolder, reason: str) -> None:
+        where = shlex.quote(str(folder.path))
+        super().__init__(
+            f"{folder.engine_options_path}: damaged ({reason}); to have engines again: `cachalot"
+            f" down --dir {where}`, remove the file, then `cachalot up --dir {where} --engines SPEC"
+            " --model PATH`"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,16 +241,24 @@ class LocalFolder:
         _write_json(self.agent_options_path, asdict(options))
 
     def read_engine_options(self) -> LocalEngineOptions:
-        """What engines.json says; none if it is missing or not ours."""
-        found = _read_json(self.engine_options_path)
+        """What engines.json says; none if it is missing. Raises DamagedEngineOptions: engines that
+        nobody knows of any more would run on."""
+        try:
+            with open(self.engine_options_path, "rb") as file:
+                found = json.loads(file.read(RECORD_BYTES_MAX))
+        except (FileNotFoundError, NotADirectoryError):
+            return LocalEngineOptions()
+        except (ValueError, RecursionError):
+            raise DamagedEngineOptions(self, "it is not JSON") from None
+        found = found if isinstance(found, dict) else {}
         model = found.get("model")
         counts = {name: found.get(name) for name in ("prefill", "decode", "both")}
         if not isinstance(model, str) or any(type(n) is not int or n < 0 for n in counts.values()):
-            return LocalEngineOptions()
+            raise DamagedEngineOptions(self, "it lacks the model, or how many engines there are")
         options = found.get("options", {})
         is_mapping = isinstance(options, dict)
         if not is_mapping or any(type(one) not in (str, type(None)) for one in options.values()):
-            return LocalEngineOptions()
+            raise DamagedEngineOptions(self, "its options are none")
         numbers = {name: int(n or 0) for name, n in counts.items()}
         return LocalEngineOptions(model=model, options=options, **numbers)
 
@@ -271,8 +292,8 @@ class LostClusterMap(ClusterMapError):
         super().__init__(
             f"{folder.cluster_path} is gone, but {folder.nodes_path} holds what the nodes of that"
             " cluster stored; copy the map back from any client or backup and run this again, or"
-            f" give up what is stored: `cachalot down --dir {folder.path}`, then remove"
-            f" {folder.nodes_path}"
+            f" give up what is stored: `cachalot down --dir {shlex.quote(str(folder.path))}`, then"
+            f" remove {folder.nodes_path}"
         )
         self.path = folder.cluster_path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from socket import socket as Listener
 
@@ -40,7 +41,7 @@ class LocalNodes(LocalProcesses):
                 first.node,
                 f"process {self.pid(first.node)} is there but does not answer"
                 f"{f' (and {more} more)' if more else ''}: {first.problem}; nothing was started;"
-                f" to end it: cachalot down --dir {self._folder.path}",
+                f" to end it: cachalot down --dir {shlex.quote(str(self._folder.path))}",
             )
 
     def start_all(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import select
 import signal
 import time
@@ -64,8 +65,10 @@ ENGINE = Program(
 class NodeProcess:
     """A live process for one node of one map, or one engine. Close it, or use it in `with`."""
 
-    def __init__(self, pid: int, descriptor: int) -> None:
+    def __init__(self, pid: int, descriptor: int, node: str, program: Program) -> None:
         self.pid = pid
+        self._node = node
+        self._program = program
         self._descriptor = descriptor
 
     @classmethod
@@ -92,14 +95,21 @@ class NodeProcess:
         if not is_command_of_node(command, place_path=place_path, node=node, program=program):
             os.close(descriptor)
             return None
-        return cls(pid, descriptor)
+        return cls(pid, descriptor, node, program)
 
     def send(self, number: int) -> None:
-        """Send a signal; nothing happens if the process has just ended."""
+        """Send a signal; nothing happens if the process has just ended.
+
+        Raises NodeError for a process of another user.
+        """
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
             return
+        except PermissionError as error:
+            owner = _read_owner(self.pid)
+            detail = f"process {self.pid} is of user {owner}; run this as that user, or as root"
+            raise NodeError(self._node, detail, noun=self._program.noun) from error
 
     def wait_for_end(self, *, deadline_s: float) -> bool:
         """Whether the process has ended, at the latest `deadline_s` from now."""
@@ -265,6 +275,18 @@ def _read_command(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
     return os.fsdecode(content).split("\0")[:-1]
+
+
+def _read_owner(pid: int) -> str:
+    """The name of the user whose process it is, or the number if there is no name."""
+    try:
+        number = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "another name"  # the system hides it
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def read_option(pid: int, name: str) -> str | None:

@@ -122,16 +122,34 @@ def send_change(plane: ControlPlane, method: str, path: str, body: object) -> Po
     return _parse_change(answer)
 
 
-def _parse_change(answer: Answer) -> PolicyChange:
+def warn_of_undone_drain(options: ChangeOptions) -> None:
+    """Say so beforehand if taking the last change back lets a node drain again."""
+    _, plane = open_control(options.cluster, options.control, options.token_file)
+    answer = plane.ask_any("GET", "/api/policy", deadline_s=CHANGE_DEADLINE_S)
+    by = options.signature()
+    entry = _parse_policy(answer).undo(who=by.who, why=by.why, at_s=by.at_s).log[-1]
+    kind, _, node = entry.what.partition(".")
+    if kind == "draining" and entry.after:
+        write_remark(
+            f"takes version {entry.undoes} back: {node} drains again, and takes no writes until"
+            f" `cachalot drain {node} --undo`"
+        )
+
+
+def _parse_policy(answer: Answer, advice: str = "") -> RetentionPolicy:
     import json
 
     try:
-        policy = RetentionPolicy.parse(json.dumps(answer.get("policy")).encode())
+        return RetentionPolicy.parse(json.dumps(answer.get("policy")).encode())
     except InvalidArgument as error:
         raise ChangeNotUnderstood(
             f"the control API's answer is not understood ({error}); is it of another version?"
-            f" {LOOK_AT_LOG}"
+            f"{advice}"
         ) from error
+
+
+def _parse_change(answer: Answer) -> PolicyChange:
+    policy = _parse_policy(answer, f" {LOOK_AT_LOG}")
     is_changed = answer.get("is_changed") is not False
     if is_changed and not policy.log:
         raise ChangeNotUnderstood(f"the control API's answer shows no change; {LOOK_AT_LOG}")

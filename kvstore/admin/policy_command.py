@@ -76,7 +76,7 @@ def undo(
     is_json: JsonOption = False,
 ) -> None:
     """Take the last change back. Undoing again goes one change further back."""
-    from .policy_change import ChangeOptions, change_policy
+    from .policy_change import ChangeOptions, change_policy, warn_of_undone_drain
 
     options = ChangeOptions(
         cluster=cluster,
@@ -88,6 +88,8 @@ def undo(
         is_dry_run=is_dry_run,
         is_json=is_json,
     )
+    if not is_dry_run:  # which says itself what it would do
+        warn_of_undone_drain(options)
     change_policy(
         options,
         lambda policy, by: policy.undo(who=by.who, why=by.why, at_s=by.at_s),

@@ -19,7 +19,7 @@ UNITS_S = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 DURATION_S_MAX = 10 * 365 * 86400
 
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,9})?)\s?([A-Za-z]*)")
-_DURATION_PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)\s?([a-z]+)\s*")
+_DURATION_PART = re.compile(r"([0-9]{1,100}(?:\.[0-9]{1,9})?)\s?([a-z]+)\s*")
 _RATIO = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s?(%?)")
 _CODE = re.compile(r"([0-9]{1,4})\+([0-9]{1,4})")
 
@@ -92,7 +92,9 @@ def parse_ratio(what: str, text: str) -> float:
     ratio = Fraction(found[1]) / (100 if found[2] else 1)
     if ratio > 1:
         # "90" may be meant as a percentage, and "1.5" as a typing error: nothing is guessed.
-        raise InvalidArgument(what, given=shown(text), expected=f"{RATIO_RULE}, at most 1 or 100%")
+        meant = f"; {found[1]}%?" if not found[2] and ratio <= 100 else ""
+        expected = f"{RATIO_RULE}, at most 1 or 100%{meant}"
+        raise InvalidArgument(what, given=shown(text), expected=expected)
     return float(ratio)
 
 

@@ -66,7 +66,7 @@ def status(
 
     Engines: those of the map's folder. Works without any gc_worker, but only they count shards.
     Ends with exit code 6 if a node, an entrypoint or an engine is down, or the folder of a target
-    is gone. With --control one worker is asked for all others.
+    is gone. With --control one worker is asked for all others; 4 if it does not answer.
     """
     if (cluster is None) == (socket is None):
         given = "neither of them" if cluster is None else "both"
@@ -100,6 +100,8 @@ def status(
         write_json(render_json(found, workers) | more)
     else:
         _write(found, workers, agents, engines, page, with_targets=with_targets)
+    if workers.silent_control:
+        raise typer.Exit(ExitCode.NODE)
     are_nodes_whole = found.nodes_alive == len(found.nodes) and not found.lost_targets
     if not are_nodes_whole or agents.entrypoints_down or not engines.are_all_alive:
         raise typer.Exit(ExitCode.NODES_DOWN)

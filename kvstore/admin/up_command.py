@@ -1,6 +1,7 @@
 """`cachalot up`: nodes, agents and engines on this machine, in the background."""
 
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Sequence
@@ -188,10 +189,7 @@ def up(
                 started += _start_engines(cluster, engine_wishes, deadline_s=3 * wait_s)
             except StoreError:
                 if not is_foreground:
-                    write_remark(
-                        f"the nodes and agents run; `cachalot down --dir {cluster.folder}` stops"
-                        " them"
-                    )
+                    write_remark(f"the nodes and agents run; `{_down(cluster)}` stops them")
                 raise
         if is_foreground:
             _stay(cluster, started, is_json=is_json)
@@ -217,7 +215,8 @@ def _check_engines(folder: Path, wishes: EngineWishes) -> bool:
         return False
     if wishes.options:
         # First: options that no engine would take are not compared with those that run.
-        check_worker_options(choose_options(engines.options, wishes))
+        options = choose_options(engines.options, wishes)
+        check_worker_options(options, model=wishes.model or engines.model)
     try:
         engines.plan(wishes)
     except InvalidArgument as error:
@@ -233,6 +232,11 @@ def _start_engines(
 ) -> list[str]:
     sockets = [cluster.agents.socket(name) for name in cluster.agent_names]
     return cluster.engines.bring_up(wishes, agents=sockets, deadline_s=deadline_s)
+
+
+def _down(cluster: "LocalCluster") -> str:
+    """The command that stops it."""
+    return f"cachalot down --dir {shlex.quote(str(cluster.folder))}"
 
 
 def _stay(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> None:
@@ -270,7 +274,7 @@ def report(cluster: "LocalCluster", started: list[str], *, is_json: bool) -> Non
     _report_engines(cluster, started)
     for line in cluster.agents.describe_kept(cluster.map.entrypoints):
         write_remark(line)
-    write_result(f"to stop them: cachalot down --dir {cluster.folder}")
+    write_result(f"to stop them: {_down(cluster)}")
     page = _find_page(cluster)
     if page is not None:
         write_result(page.describe())

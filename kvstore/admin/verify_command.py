@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 PART_BLOCKS_MAX = 100_000
 """What the API takes in one request (`control.changes.VerifyBody`). A node is asked only once: two
 requests would draw the same block twice."""
+AWAKE_DEADLINE_S = 15.0
+"""A worker loads its API when it is asked for the first time."""
 PART_DEADLINE_S = 300.0
 SLACK_S = 20.0
 """For the answer of a request that used all of its time."""
@@ -59,15 +61,12 @@ def verify(
     damaged shards are reported to their nodes. Ends with exit code 7 if not every block is whole.
     """
     _, plane = open_control(cluster, control, token_file)
-    parts = plan_parts(plane.endpoints, sample)
+    awake, absent = find_awake(plane)
+    parts = plan_parts(awake, sample)
     answers = _ask_all(plane, parts)
-    found, silent = sum_up(answers)
-    if len(silent) == len(parts):
-        from .control_client import ControlRefused, no_worker
-
-        # A refusal, as of the token, says itself who has to act.
-        refused = [answer for answer in answers if isinstance(answer, ControlRefused)]
-        raise refused[0] if refused else no_worker(sorted(set(silent)))
+    found, silent = sum_up([*answers, *absent])
+    if len(silent) == len(answers) + len(absent):
+        raise explain_silence([*answers, *absent], are_all_asked=len(parts) == len(awake))
     for problem in sorted(set(silent)):
         write_remark(problem)
     if is_json:
@@ -76,6 +75,33 @@ def verify(
         _write(found)
     if found["whole"] < found["verified"] or silent:
         raise typer.Exit(ExitCode.NOT_WHOLE)
+
+
+def explain_silence(
+    answers: "Sequence[Answer | StoreError]", *, are_all_asked: bool
+) -> "StoreError":
+    """The error of a command that no worker gave an answer. Pure."""
+    from .control_client import ControlRefused, no_worker
+
+    errors = [answer for answer in answers if not isinstance(answer, dict)]
+    # A refusal, as of the token, says itself who has to act.
+    refused = [error for error in errors if isinstance(error, ControlRefused)]
+    if refused:
+        return refused[0]
+    # For a small sample some that are awake were not asked: nothing is said of those.
+    return no_worker(sorted(set(map(str, errors)))) if are_all_asked else errors[0]
+
+
+def find_awake(plane: "ControlPlane") -> "tuple[list[ControlEndpoint], list[StoreError]]":
+    """Whose worker answers, and what is the matter with the others: their share of the sample goes
+    to those, as a node is asked for blocks only once."""
+    from .control_client import ControlUnreachable
+
+    answers = plane.ask_each("GET", "/healthz", deadline_s=AWAKE_DEADLINE_S)
+    absent = {
+        node: answer for node, answer in answers.items() if isinstance(answer, ControlUnreachable)
+    }
+    return [one for one in plane.endpoints if one.node not in absent], [*absent.values()]
 
 
 def plan_parts(endpoints: Sequence["ControlEndpoint"], sample: int) -> list[Part]:
@@ -124,7 +150,8 @@ def sum_up(answers: "Sequence[Answer | StoreError]") -> tuple[dict[str, Any], li
     found: dict[str, Any] = {
         name: sum(int(answer.get(name, 0)) for answer in given) for name in names
     }
-    found["is_complete"] = all(answer.get("is_complete", True) for answer in given) and not silent
+    found["is_time_up"] = not all(answer.get("is_complete", True) for answer in given)
+    found["is_complete"] = not found["is_time_up"] and not silent
     keys = {str(key) for answer in given for key in answer.get("keys") or []}
     found["distinct"] = len(keys)
     found["shards"] = dict(shards)
@@ -158,6 +185,9 @@ def describe(found: dict[str, Any]) -> list[str]:
     if bad:
         listed = ", ".join(f"{count:,} {state}" for state, count in sorted(bad.items()))
         lines.append(f"shards that are not good: {listed}")
-    if not found["is_complete"]:
-        lines.append("not complete: the time was up, or a worker did not answer")
+    reasons = ["the time was up"] if found["is_time_up"] else []
+    silent = len(found["unreachable"])
+    reasons += [f"{count_of(silent, 'worker')} did not answer"] if silent else []
+    if reasons:
+        lines.append(f"not complete: {', and '.join(reasons)}")
     return lines

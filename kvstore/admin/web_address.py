@@ -35,8 +35,11 @@ def find_web_page(
 ) -> WebPage | None:
     """The page of the first worker that runs, or of `control`; None if the map names no address.
 
-    Without `workers` nobody knows which of them run, and the first in the map is taken.
+    None too if no control API answers at `control`. Without `workers` nobody knows which of them
+    run, and the first in the map is taken.
     """
+    if workers is not None and workers.silent_control:
+        return None
     endpoints = find_endpoints(cluster_map) if control is None else [parse_control_url(control)]
     if workers is not None and control is None:
         absent = {WorkerState.NOT_RUNNING, WorkerState.NO_ANSWER}

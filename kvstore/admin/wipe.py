@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ..node.segment import TEMPORARY_SUFFIX, find_segment_files
 from ..node.target_folder import IDENTITY_NAME, LOCK_NAME
 from ..socket_file import LOCK_SUFFIX
 from .engine_plan import ENGINE_NAMES, name_engines
-from .local_folder import LocalFolder
+from .local_folder import DamagedEngineOptions, LocalFolder
 from .local_plan import target_path
 from .node_process import AGENT, ENGINE, GC_WORKER
 
@@ -96,7 +97,9 @@ def plan_engine_removal(folder: LocalFolder, names: Sequence[str]) -> WipePlan:
 def _find_engines(folder: LocalFolder) -> list[str]:
     """Those that the folder is to have, and those that it has no more, or not yet: one that did not
     come up at its first start has left a log."""
-    wanted = {engine.name for engine in name_engines(folder.read_engine_options())}
+    wanted: set[str] = set()
+    with suppress(DamagedEngineOptions):  # a wipe removes that file too
+        wanted = {engine.name for engine in name_engines(folder.read_engine_options())}
     engines = folder.of(ENGINE)
     left = {name for name in ENGINE_NAMES if engines.log_path(name).exists()}
     return sorted(wanted | left)

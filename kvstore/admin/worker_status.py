@@ -33,7 +33,9 @@ class WorkerState(Enum):
     """The cluster map does not say where it can be asked, so nobody knows whether it runs."""
     NO_ANSWER = "no answer"
     NO_ACCESS = "no access"
-    """It runs, and does not take our token, or there is none."""
+    """It answers, and does not take our token, or there is none."""
+    NOT_ASKED = "not asked"
+    """The one that was to tell of all (`--control`) does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class WorkersStatus:
     redundancy: RedundancyHealth
     remark: str = field(default="")
     """Why less is known than could be, such as a token that is missing."""
+    silent_control: str = ""
+    """What is the matter at the address of `--control`, if no control API answers there."""
 
     def seen_beside(self, alive: AbstractSet[str], silent: AbstractSet[str]) -> WorkersStatus:
         """The same, after a look at the nodes: those `alive` answered now, and the targets `silent`
@@ -99,9 +103,14 @@ class WorkersStatus:
 
     def describe(self) -> str:
         """One line for a person; what it costs if there is none."""
+        if self.nodes_in(WorkerState.NOT_ASKED):
+            return (
+                f"gc_worker: not asked{', as ' if self.silent_control else ''}{self.silent_control}"
+            )
         absent = self.nodes_in(WorkerState.NOT_RUNNING)
         silent = self.nodes_in(WorkerState.NO_ANSWER)
         unknown = self.nodes_in(WorkerState.NO_ADDRESS)
+        closed = self.nodes_in(WorkerState.NO_ACCESS)
         parts = []
         if unknown:
             whose = "" if len(unknown) == len(self.workers) else f" for {', '.join(unknown)}"
@@ -109,6 +118,9 @@ class WorkersStatus:
         if absent:
             where = "" if len(absent) == len(self.workers) else f" on {', '.join(absent)}"
             parts.append(f"not running{where} (no eviction, repair or scrub there)")
+        if closed:
+            where = "all nodes" if len(closed) == len(self.workers) else ", ".join(closed)
+            parts.append(f"they answer on {where}, and give no access to more")
         if silent:
             parts.append(f"no answer in time from {', '.join(silent)} (just started, or busy)")
         return f"gc_worker: {'; '.join(parts) or 'running on all nodes'}"
@@ -125,7 +137,7 @@ async def ask_workers(
 
     `control`: the only worker that can be reached, as through a tunnel; it is asked for what all of
     them say. When this is cancelled, the answers that are awaited are given up at once.
-    Raises InvalidArgument for a `control` that is no address.
+    Raises InvalidArgument for a `control` that is no address, a `token_file` that holds no token.
     """
     from ..token_file import read_token_file
     from .control_client import ControlPlane, find_endpoints, parse_control_url
@@ -133,9 +145,11 @@ async def ask_workers(
 
     endpoints = find_endpoints(cluster_map) if control is None else [parse_control_url(control)]
     token, remark = "", ""
-    if endpoints:
+    if token_file is not None:
+        token = read_token_file(token_file)
+    elif endpoints:
         try:
-            token = read_token_file(token_file or default_token_path(cluster_path))
+            token = read_token_file(default_token_path(cluster_path))
         except InvalidArgument as error:
             remark = str(error)
     # Not the status: each worker would ask every node for that.
@@ -148,18 +162,36 @@ async def ask_workers(
         # The end of the event loop waits for its threads.
         plane.abort()
         raise
-    if control is not None and token:
-        return _describe_relayed(cluster_map, answers[endpoints[0].node])
+    if control is not None:
+        (endpoint,) = endpoints
+        answer = answers[endpoint.node]
+        return describe_relayed(cluster_map, endpoint.address, answer, remark=remark)
     return describe_workers(cluster_map, answers, remark=remark)
 
 
-def _describe_relayed(
-    cluster_map: ClusterMap, answer: dict[str, Any] | StoreError
+def describe_relayed(
+    cluster_map: ClusterMap, address: str, answer: dict[str, Any] | StoreError, *, remark: str = ""
 ) -> WorkersStatus:
-    """What one worker says of all of them; if it does not, that is remarked."""
-    if isinstance(answer, StoreError):
-        return replace(describe_workers(cluster_map, {}), remark=str(answer))
-    return parse_workers(cluster_map, answer)
+    """What the worker at `address` says of all of them; if it does not, why. Pure."""
+    from .control_client import ControlRefused, ControlUnreachable
+
+    if isinstance(answer, dict) and not remark:
+        return parse_workers(cluster_map, answer)
+    api, silent = f"the control API at {address} (--control)", ""
+    if isinstance(answer, ControlRefused) and answer.is_of_token:
+        remark = f"{api} refuses the token; give --token-file of this cluster"
+    elif isinstance(answer, ControlRefused):
+        silent = f"{api} does not answer as one: HTTP status {answer.status}"
+    elif isinstance(answer, StoreError):
+        reason = answer.reason if isinstance(answer, ControlUnreachable) else str(answer)
+        silent = f"{api} does not answer: {reason}"
+    problem, state = silent or remark, WorkerState.NOT_ASKED
+    workers = tuple(
+        WorkerStatus(node=name, state=state, problem=problem)
+        for name in _serving_nodes(cluster_map)
+    )
+    found = _sum_up(cluster_map, workers, "" if silent else remark)
+    return replace(found, silent_control=silent)
 
 
 def describe_workers(
@@ -261,8 +293,7 @@ def _describe_worker(
         state = WorkerState.NO_ANSWER if answer.is_sent else WorkerState.NOT_RUNNING
         return WorkerStatus(node=node, state=state, problem=answer.detail)
     if isinstance(answer, ControlRefused):
-        is_token = answer.status in (401, 403)
-        state = WorkerState.NO_ACCESS if is_token else WorkerState.NO_ANSWER
+        state = WorkerState.NO_ACCESS if answer.is_of_token else WorkerState.NO_ANSWER
         return WorkerStatus(node=node, state=state, problem=str(answer))
     if isinstance(answer, StoreError):
         return WorkerStatus(node=node, state=WorkerState.NO_ANSWER, problem=str(answer))

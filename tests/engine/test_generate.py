@@ -233,7 +233,7 @@ def worker_socket(tiny_path: Path, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_engine_workers_give_the_answer_that_the_model_gives_here(
-    tiny_path: Path, worker_socket: Path, open_tiny: OpenTiny
+    tiny_path: Path, worker_socket: Path, open_tiny: OpenTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = ("--model", tiny_path, "--engines", worker_socket.parent, "--prompt", "Hi")
     there = run_json(*ask, "--max-tokens", "40", "--temperature", "1.2", "--seed", "3")
@@ -249,10 +249,13 @@ def test_engine_workers_give_the_answer_that_the_model_gives_here(
     }
     assert set(there["timings"]) == {"ttft_s", "decode_s"}
     assert (there["moves"], there["tried"], len(there["engines"])) == (0, [], 1)
-    other = run("--model", V41_MINI, *ask[2:])
+    with monkeypatch.context() as patched:
+        # It is told before any model is read.
+        patched.setattr("engine.load.open_model", None)
+        other = run("--model", V41_MINI, *ask[2:])
     assert (other.returncode, other.stdout) == (2, "")
     (line,) = other.stderr.splitlines()
-    assert line.startswith("engine.generate: model: given v41-mini (deepseek_v41, tokenizer ")
+    assert line.startswith("engine.generate: model: given v41-mini, a folder, expected ")
     assert f" expected {tiny_path.name} (" in line
 
 
@@ -356,6 +359,18 @@ def test_dead_nodes_are_named_on_stderr_when_they_kept_the_cache_from_the_answer
     )
 
 
+def test_agent_that_is_away_is_told_of_when_it_was_not_needed(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    agent = tmp_path / "none.sock"
+    ask = ("--model", tiny_path, "--agent", agent, "--max-tokens", "2", "--prompt")
+    done = run(*ask, "Hi")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"engine.generate: agent {agent}: ")
+    assert line.endswith("; it was not needed for this answer")
+
+
 def test_help_lists_the_exit_codes() -> None:
     words = run("--help").stdout.split("Exit codes:")[1].split()
     assert [word for word in words if word.isdigit()] == ["0", "1", "2", "3", "4", "130"]
@@ -418,9 +433,9 @@ def test_file_that_no_prompt_can_hold_is_refused_before_it_is_read_or_made_token
     done = run("--model", tiny_path, "--prompt-file", file, *place)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"engine.generate: prompt file: given {1 << 40} bytes in {file}, expected at most "
-        f"{tokens * token_bytes} bytes: a prompt has at most {tokens} tokens, of at most "
-        f"{token_bytes} bytes\n"
+        f"engine.generate: prompt file: given {1 << 40} bytes in {file}, expected a file of "
+        f"at most {tokens * token_bytes} bytes, blanks at its ends included: a prompt has at most "
+        f"{tokens} tokens, of at most {token_bytes} bytes\n"
     )
 
 

@@ -68,9 +68,11 @@ def test_file_of_as_many_bytes_as_a_prompt_can_hold_is_read(tmp_path: Path) -> N
     bound = TextBound(tokens=10, token_bytes=3)
     file.write_bytes("é".encode() * 15)
     assert read_question(words_of(prompt_file=file), bound).text == "é" * 15
-    file.write_bytes(b"a" * 31)
-    with pytest.raises(InvalidRequest, match=r"given 31 bytes in .*, expected at most 30 bytes"):
-        read_question(words_of(prompt_file=file), bound)
+    expected = r"given 31 bytes in .*, expected a file of at most 30 bytes, blanks at its ends incl"
+    for content in (b"a" * 31, b"a" * 9 + b"\n" * 22):
+        file.write_bytes(content)
+        with pytest.raises(InvalidRequest, match=expected):
+            read_question(words_of(prompt_file=file), bound)
 
 
 def test_file_without_text_is_nothing_to_ask(tmp_path: Path) -> None:

@@ -97,15 +97,19 @@ async def test_client_waits_for_absent_workers_as_long_as_its_patience(folder: P
     clock = Clock()
     first = (Tokens(position=0, token_ids=(5,)), HandedOver(ticket=b"t"))
     absent = WorkerAddress(path=folder / "none.sock")
+    stalls: list[str] = []
     async with serving(folder, "p", say(*first)) as (_, place):
         client = EngineClient(
             EnginePlaces(prefill=(place,), decode=(absent,)),
             sleep=clock.sleep,
             deadlines=ClientDeadlines(patience_s=60),
+            on_stall=stalls.append,
             clock=clock,
         )
         with pytest.raises(EnginesUnavailable, match=r"none\.sock: no connection.*\(\d+ times\)"):
             await tokens_of(client)
+    (stall,) = stalls
+    assert stall.startswith("no engine worker that decodes goes on with it, trying for 60 s: ")
     assert clock.now_s == pytest.approx(60)
     assert len(clock.pauses) < 70
 

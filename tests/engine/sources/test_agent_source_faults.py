@@ -99,7 +99,10 @@ def cluster_that_wakes(frail_cluster: LocalCluster) -> Iterator[LocalCluster]:
 
 def open_scene(client: BlockingAgentClient, *, fetch_deadline_s: float = LONG_S) -> Scene:
     limits = LoadLimits(
-        match_deadline_s=0.3, fetch_deadline_s=fetch_deadline_s, section_wait_s=0.01
+        match_deadline_s=0.3,
+        fetch_deadline_s=fetch_deadline_s,
+        section_wait_s=0.01,
+        rest_s=LONG_S,
     )
     return Scene(client, limits)
 
@@ -114,13 +117,17 @@ def test_one_node_that_stands_still_costs_no_block(
     assert scene.source.close(DEADLINE_S)
 
 
-def test_nodes_that_stand_still_cost_the_hit_at_the_deadline(
+def test_nodes_that_stand_still_cost_the_hit_at_the_deadline_and_the_next_one_no_time(
     cluster_that_wakes: LocalCluster, agent: AgentProcess, own_client: BlockingAgentClient
 ) -> None:
     scene = open_scene(own_client, fetch_deadline_s=1.0)
+    next_one = scene.look_up()
     load = scene.begin_in(cluster_that_wakes, agent)
-    assert scene.blocks_of(load) < BLOCKS
+    assert scene.blocks_of(load) == 0
     wait_until(lambda: agent.status()["arena"]["runs"] == 0)
+    scene.order(next_one)
+    assert scene.blocks_of(next_one) == 0
+    assert [event.step for event in outcome_of(next_one).events] == ["match"]
     assert scene.source.close(DEADLINE_S)
 
 

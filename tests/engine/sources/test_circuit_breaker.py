@@ -41,6 +41,18 @@ def test_nobody_asks_for_a_while_after_a_deadline_and_then_one_does() -> None:
     assert [breaker.may_ask() for _ in range(3)] == [True, True, True]
 
 
+def test_of_one_who_went_away_nothing_is_known_and_another_one_asks() -> None:
+    clock = Clock()
+    breaker = CircuitBreaker(rest_s=2.0, clock=clock)
+    breaker.note(is_late=None)
+    assert breaker.may_ask()
+    breaker.note(is_late=True)
+    clock.now_s += 2.1
+    for _ in range(2):
+        assert [breaker.may_ask() for _ in range(2)] == [True, False]
+        breaker.note(is_late=None)
+
+
 class SilentStore(MemoryStore):
     """Answers nothing until its callers' deadline, as long as it `is_silent`."""
 

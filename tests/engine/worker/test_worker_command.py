@@ -66,6 +66,20 @@ def test_wrong_option_is_named_in_one_line(
     assert line.startswith(f"cachalot engine: {said}")
 
 
+def test_check_of_the_options_names_a_folder_that_is_no_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, said in (
+        (ROOT / "none", "1 problem(s): there is no such file or folder"),
+        (ROOT / "docs", "2 problem(s): config.json: there is no such file; there is no .safetens"),
+    ):
+        changed = RIGHT | {"--model": str(folder)}
+        words = ["--check-only", *(word for pair in changed.items() for word in pair)]
+        code, line = run_here(words, monkeypatch, capsys)
+        assert code == 2
+        assert line.startswith(f"cachalot engine: model file {folder} has {said}")
+
+
 def test_word_of_any_length_is_shown_in_short(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,7 +64,11 @@ WELCOME = pack_message(
     [
         ([], AgentUnreachable, "no answer within 0.30 s"),
         ([WELCOME], AgentUnreachable, "no answer within 0.30 s"),
-        ([WELCOME, b""], AgentUnreachable, "it closed the connection"),
+        (
+            [WELCOME, b""],
+            AgentUnreachable,
+            "it closed the connection: it is no agent's socket, or does not take this user",
+        ),
         ([b"HTTP/1.1 400 Bad Request"], AgentUnreachable, "an answer of 1347703880 bytes"),
         ([HEAD.pack(4, 1) + b"\xc1\xc1\xc1\xc1"], AgentUnreachable, "is not understood"),
         ([WELCOME * 2], AgentUnreachable, "does not answer with its status"),

@@ -62,6 +62,7 @@ def test_unknown_command_is_refused(word: str) -> None:
 
 
 LONG = "x" * 100_000
+UP_ENGINE = ("up", "--dir", "D", "--engines", "1b", "--model", str(ROOT / "models/v41-mini"))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ LONG = "x" * 100_000
         (("up", "--dir", LONG), "name too long"),
         (("up", "--dir", "D", "--model", LONG, "--engines", "1b"), "expected a GGUF file"),
         (("up", "--dir", "D", "--engine-option", f"threads={LONG}"), "expected at most 4096"),
-        (("up", "--dir", "D", "--engine-option", f"threads={LONG[:4096]}"), "valid integer"),
+        ((*UP_ENGINE, "--engine-option", f"threads={LONG[:4096]}"), "valid integer"),
         (("up", "--dir", "D", "--target-size", LONG), "expected a size such as 4GiB"),
         (("status", "--cluster", LONG), "name too long"),
         (("status", "--socket", LONG), " characters)... "),

@@ -78,6 +78,12 @@ def test_what_is_held_of_each_class_is_added_up_over_all_targets() -> None:
     assert "not understood" in strange.problem
 
 
+def test_nothing_is_known_of_what_is_stored_while_no_node_answers() -> None:
+    reports = [dead_report(f"n0{number}") for number in (1, 2, 3)]
+    status = describe_cluster(make_map(3, 2, 1), reports)
+    assert describe_classes(status) == "stored: not known, no node answers"
+
+
 def test_figures_of_a_node_are_sums_over_its_targets() -> None:
     status = describe_node(alive_report("n01"))
     assert (status.blocks, status.used_bytes, status.capacity_bytes) == (10, 12000, 2 << 30)

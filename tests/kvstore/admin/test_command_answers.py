@@ -1,6 +1,7 @@
 """What commands answer to changes that change nothing, to mistakes, and through a tunnel."""
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from kvstore.admin.local_cluster import LocalCluster
 from tests.kvstore.admin.command_line import Result, cachalot_here, one_line
+from tests.kvstore.admin.test_control_client import free_address
+from tests.kvstore.admin.test_operating_commands import save_blocks
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +62,35 @@ def test_refusals_say_what_was_given_and_how_to_go_on(cluster: LocalCluster) -> 
     assert "KiB to 1 TiB)" in line
 
 
+def test_drain_that_an_undo_brings_back_is_told_before(cluster: LocalCluster) -> None:
+    run(cluster, "drain", "n02", "--wait-s", "0")
+    run(cluster, "drain", "n02", "--undo")
+    version = run_json(cluster, "policy", "log")["version"]
+    tried = run(cluster, "policy", "undo", "--dry-run")
+    assert tried.stdout == "draining of n02: off -> on (dry run: nothing was changed)\n"
+    undone = run(cluster, "policy", "undo")
+    assert undone.stderr == (
+        f"cachalot: takes version {version} back: n02 drains again, and takes no writes until"
+        " `cachalot drain n02 --undo`\n"
+    )
+    assert undone.stdout.startswith("draining of n02: off -> on; ")
+    run(cluster, "drain", "n02", "--undo")
+
+
+def test_status_says_in_one_line_that_the_named_control_api_does_not_answer(
+    cluster: LocalCluster,
+) -> None:
+    address = free_address()
+    shown = run(cluster, "status", "--control", address, code=4).stdout
+    (line,) = (line for line in shown.splitlines() if address in line)
+    assert line == (
+        f"gc_worker: not asked, as the control API at {address} (--control) does not answer:"
+        " Connection refused"
+    )
+    said = json.loads(run(cluster, "status", "--control", address, "--json", code=4).stdout)
+    assert (said["web_page"], said["nodes"][0]["worker"]) == (None, "not asked")
+
+
 def test_one_worker_speaks_for_all_where_only_it_can_be_reached(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -82,3 +114,20 @@ def test_one_worker_speaks_for_all_where_only_it_can_be_reached(
     assert said["web_page"]["url"] == f"http://{control}/"
     top = cachalot_here("top", *words, "--interval-s", "1", code=0).stdout
     assert "gc_worker: running on all nodes" in top
+
+
+# Last, as it ends a worker ----------------------------------------------------------------------
+
+
+def test_share_of_a_worker_that_is_down_is_verified_by_others(cluster: LocalCluster) -> None:
+    save_blocks(cluster.cluster_path, "a", "chat", blocks=8)
+    cluster.workers.kill("n01", signal.SIGKILL)
+    # The first of the map has the first share.
+    done = run(cluster, "verify", "--sample", "1", code=7)
+    assert "1 block verified" in done.stdout
+    assert "not complete: 1 worker did not answer" in done.stdout
+    assert done.stderr.startswith("cachalot: node n01: control API at ")
+    for node in ("n02", "n03"):
+        cluster.workers.kill(node, signal.SIGKILL)
+    line = one_line(run(cluster, "verify", "--sample", "1", code=4))
+    assert line.startswith("cachalot: no gc_worker answers: node n01: ")

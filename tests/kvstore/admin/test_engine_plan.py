@@ -1,6 +1,7 @@
 """Which engines a folder is to have, with which options, and how they are started and ended."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from kvstore.admin.engine_plan import (
     remove_engines,
 )
 from kvstore.admin.local_engines import check_engines, check_worker_options, engine_command
-from kvstore.admin.local_folder import LocalEngineOptions, LocalFolder
+from kvstore.admin.local_folder import DamagedEngineOptions, LocalEngineOptions, LocalFolder
 from kvstore.admin.node_process import ENGINE, is_command_of_node
 from kvstore.errors import InvalidArgument, StoreError
 from tests.kvstore.admin.command_line import ROOT
@@ -165,7 +166,7 @@ def test_value_of_an_option_has_a_bound() -> None:
 
 def test_option_that_lacks_its_value_does_not_take_the_next_one_for_it() -> None:
     with pytest.raises(InvalidArgument, match=r"says: Option '--metrics' requires an argument"):
-        check_worker_options({"must-pin": None, "metrics": None, "threads": "2"})
+        check_worker_options({"must-pin": None, "metrics": None, "threads": "2"}, model=str(MODEL))
 
 
 def test_worker_that_cannot_read_its_options_does_not_make_them_wrong(
@@ -173,7 +174,7 @@ def test_worker_that_cannot_read_its_options_does_not_make_them_wrong(
 ) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "1")  # with which none of our processes starts
     with pytest.raises(StoreError, match="with exit code 1: refusing to start") as caught:
-        check_worker_options({"threads": "2"})
+        check_worker_options({"threads": "2"}, model=str(MODEL))
     assert not isinstance(caught.value, InvalidArgument)
 
 
@@ -240,13 +241,18 @@ def test_model_and_paths_are_checked_before_anything_is_started(tmp_path: Path) 
     options = LocalEngineOptions(model=str(tmp_path / "none"), both=1)
     with pytest.raises(InvalidArgument, match=r"--model: given .*none, which is not there"):
         check_engines(LocalFolder(tmp_path).of(ENGINE), options)
+    with pytest.raises(InvalidArgument, match=r"config.json: there is no such file; there is no "):
+        check_engines(LocalFolder(tmp_path).of(ENGINE), replace(options, model=str(tmp_path)))
+    with pytest.raises(InvalidArgument, match=r"test_engine_plan.py, not a readable GGUF file"):
+        check_engines(LocalFolder(tmp_path).of(ENGINE), replace(options, model=__file__))
     deep = LocalFolder("/" + "d" * 100).of(ENGINE)
     with pytest.raises(InvalidArgument, match="a Unix socket's may have 107"):
         check_engines(deep, LocalEngineOptions(model=str(MODEL), both=1))
 
 
-def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
+def test_damaged_record_of_engines_is_told_from_a_missing_one(tmp_path: Path) -> None:
     place = LocalFolder(tmp_path)
+    assert place.read_engine_options() == LocalEngineOptions()
     options = '{"model": "m", "prefill": 0, "decode": 0, "both": 1, "options": {"threads": 1}}'
     for content in (
         "",
@@ -256,4 +262,5 @@ def test_damaged_record_of_engines_counts_as_none(tmp_path: Path) -> None:
         '{"model": "m", "prefill": -1, "decode": 0}',
     ):
         place.engine_options_path.write_text(content)
-        assert place.read_engine_options() == LocalEngineOptions()
+        with pytest.raises(DamagedEngineOptions, match=r"engines\.json: damaged \("):
+            place.read_engine_options()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvstore.admin.control.changes import VerifyBody
-from kvstore.admin.control_client import ControlEndpoint, ControlUnreachable
+from kvstore.admin.control_client import ControlEndpoint, ControlRefused, ControlUnreachable
 from kvstore.admin.gc_command import count_evicted
 from kvstore.admin.gc_preview import (
     COLUMNS,
@@ -15,7 +15,7 @@ from kvstore.admin.gc_preview import (
     format_ages,
     write_preview,
 )
-from kvstore.admin.verify_command import describe, plan_parts, sum_up
+from kvstore.admin.verify_command import describe, explain_silence, plan_parts, sum_up
 from kvstore.errors import StoreError
 
 
@@ -168,8 +168,24 @@ def test_verify_adds_up_what_the_workers_found() -> None:
         "14 blocks verified (13 distinct, others by several nodes), 2.0 MiB read:"
         " 12 whole, 1 readable but not whole, 1 unreadable",
         "shards that are not good: 4 absent, 1 damaged",
-        "not complete: the time was up, or a worker did not answer",
+        "not complete: the time was up, and 1 worker did not answer",
     ]
+
+
+def test_verify_says_which_of_the_two_left_it_incomplete() -> None:
+    late, _ = sum_up([{"verified": 1, "is_complete": False}])
+    assert describe(late)[-1] == "not complete: the time was up"
+    silent = [ControlUnreachable(f"n0{n}", "x:1", "refused", is_sent=False) for n in (1, 2)]
+    alone, _ = sum_up([{"verified": 1, "is_complete": True}, *silent])
+    assert describe(alone)[-1] == "not complete: 2 workers did not answer"
+
+
+def test_verify_does_not_say_that_no_worker_answers_where_some_were_not_asked() -> None:
+    late = ControlUnreachable("n03", "x:1", "no answer in time", is_sent=True)
+    assert explain_silence([late], are_all_asked=False) is late
+    assert str(explain_silence([late], are_all_asked=True)).startswith("no gc_worker answers: node")
+    refused = ControlRefused("n04", 401, {})
+    assert explain_silence([late, refused], are_all_asked=True) is refused
 
 
 def test_verify_of_an_empty_cluster_says_so() -> None:

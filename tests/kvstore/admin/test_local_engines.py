@@ -156,6 +156,7 @@ def test_engine_that_does_not_start_leaves_nodes_and_no_engine(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     words = ("up", "--dir", folder, *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", tmp_path)
     result = cachalot(*words, code=2)
     assert "engine b01: ended with exit code 2 before it was ready" in result.stderr
@@ -288,7 +289,10 @@ def test_several_engines_are_stopped_at_once_and_none_of_them_if_one_is_none(fol
         rest = cachalot("down", "--dir", folder, "--engine", "d02", "--engine", "d04")
         pid = running["d02"].pid
     assert rest.stdout == f"d02: stopped (process {pid})\nd04: not running\n"
-    assert rest.stderr == f"cachalot: `cachalot up --dir {folder}` starts d02, d04 again\n"
+    assert rest.stderr == (
+        "cachalot: without d02 no engine runs: nobody is answered until one is back\n"
+        f"cachalot: `cachalot up --dir {folder}` starts d02, d04 again\n"
+    )
 
 
 def test_several_engines_are_removed_at_once(folder: Path) -> None:
@@ -333,6 +337,7 @@ def test_foreground_that_cannot_start_its_engines_leaves_nothing_behind(
     folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     words = ("--foreground", *SMALL, *SMALL_AGENTS, "--engines", "1b", "--model", tmp_path)
     cachalot("up", "--dir", folder, *words, code=2)
     assert find_running(folder) == []
@@ -362,6 +367,10 @@ def test_engine_in_place_of_a_node_is_told_how_to_stop_it(
     [
         (("--engines", "1b"), "--model: given nothing, expected a GGUF file"),
         (("--engines", "1b", "--model", "none"), "none, which is not there, expected a GGUF"),
+        (
+            ("--engines", "1b", "--model", ROOT / "docs"),
+            "docs, config.json: there is no such file; there is no .safetensors file, expected",
+        ),
         (("--engines", "2"), "--engines: given '2', expected such as 1p1d"),
         (("--model", MODEL), "--engines: given nothing, expected such as 1p1d"),
         (

@@ -1,8 +1,12 @@
 """Records that lead to no process of ours: nothing is signalled, and nothing is kept silent."""
 
+import errno
 import os
+import pwd
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 from kvstore.admin.local_folder import LocalFolder, NodeRecord
 from kvstore.admin.node_process import StopDeadlines
 from kvstore.admin.node_stop import StopOutcome, stop_nodes
+from kvstore.errors import NodeError
 
 FREE_ADDRESS = "127.0.0.1:1"
 
@@ -89,3 +94,24 @@ def test_stop_says_that_something_still_listens_on_the_address(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2
     assert f"something is still listening on {address}" in said[1]
+
+
+def test_process_of_another_user_is_named_with_its_user(
+    place: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "-m", "kvstore.node"]
+    command += ["--cluster", str(place.cluster_path), "--node", "n01"]
+    with subprocess.Popen(command) as process:
+        place.write_record(NodeRecord(node="n01", address=FREE_ADDRESS, pid=process.pid))
+        monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+        with pytest.raises(NodeError) as raised:
+            stop_nodes(place, ["n01"], StopDeadlines())
+        process.kill()
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    assert str(raised.value) == (
+        f"node n01: process {process.pid} is of user {owner}; run this as that user, or as root"
+    )
+    assert place.read_record("n01") is not None

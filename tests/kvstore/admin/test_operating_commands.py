@@ -250,7 +250,9 @@ def test_wrong_and_missing_tokens_are_told_apart(cluster: LocalCluster, tmp_path
     for words in (("verify",), ("gc", "run"), ("inspect", "ab" * 32), ("drain", "n01")):
         line = one_line(run(cluster, *words, "--token-file", wrong, code=2))
         assert "the control API refuses the token" in line
-    said = run_json(cluster, "status", "--token-file", tmp_path / "none")
+    line = one_line(run(cluster, "status", "--token-file", tmp_path / "none", code=2))
+    assert "No such file" in line
+    said = run_json(cluster, "status", "--token-file", wrong)
     assert {node["worker"] for node in said["nodes"]} == {"no access"}
     assert said["nodes_alive"] == 3
 
@@ -390,6 +392,8 @@ def test_drain_says_when_the_node_may_be_stopped_and_is_undone(cluster: LocalClu
     assert states == {"n01": False, "n02": True, "n03": False}
     again = run_json(cluster, "drain", "n02", "--wait-s", "60")
     assert (again["node"], again["is_safe_to_stop"]) == ("n02", True)
+    unseen = run_json(cluster, "drain", "n02", "--wait-s", "0")
+    assert (unseen["is_safe_to_stop"], unseen["report"]) == (None, None)
     assert "at most 1 draining in a code group" in one_line(run(cluster, "drain", "n03", code=2))
     assert "draining of n02: on -> off" in run(cluster, "drain", "n02", "--undo").stdout
     version = run_json(cluster, "policy", "log")["version"]

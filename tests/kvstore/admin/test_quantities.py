@@ -188,6 +188,18 @@ def test_share_is_read_as_written(text: str, ratio: float) -> None:
     assert parse_ratio("--high", text) == ratio
 
 
+def test_time_that_is_too_large_is_told_the_largest() -> None:
+    with pytest.raises(InvalidArgument, match=r"expected at most 10 years \(3650d\)$"):
+        parse_duration_s("TTL", "99999999999999999999d")
+
+
+def test_share_that_looks_like_a_percentage_is_asked_whether_it_is_one() -> None:
+    with pytest.raises(InvalidArgument, match=r"at most 1 or 100%; 95%\?$"):
+        parse_ratio("--high", "95")
+    with pytest.raises(InvalidArgument, match=r"at most 1 or 100%$"):
+        parse_ratio("--high", "101%")
+
+
 @pytest.mark.parametrize("text", ["", "90", "1.01", "101%", "-0.1", "nan", "0,9", "%"])
 def test_share_above_one_or_strange_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="a share such as"):

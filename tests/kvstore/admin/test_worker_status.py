@@ -20,6 +20,7 @@ from kvstore.admin.worker_status import (
     TargetUsage,
     WorkerState,
     ask_workers,
+    describe_relayed,
     describe_workers,
     parse_usage,
     parse_workers,
@@ -185,6 +186,7 @@ def test_state_of_each_worker_follows_from_what_happened() -> None:
     assert found.describe() == (
         "gc_worker: no control address in the map for n06, so they cannot be asked;"
         " not running on n02 (no eviction, repair or scrub there);"
+        " they answer on n04, and give no access to more;"
         " no answer in time from n03, n05 (just started, or busy)"
     )
 
@@ -193,6 +195,35 @@ def test_missing_token_is_told_from_a_missing_worker() -> None:
     found = describe_workers(make_map(), {"n01": {"is_serving": True}}, remark="no token file")
     assert found.state_of("n01") is WorkerState.NO_ACCESS
     assert found.state_of("n02") is WorkerState.NO_ADDRESS
+
+
+def test_workers_without_access_are_not_said_to_run() -> None:
+    answers = {node.name: {"is_serving": True} for node in make_map().nodes}
+    found = describe_workers(make_map(), answers, remark="no token file")
+    assert found.describe() == "gc_worker: they answer on all nodes, and give no access to more"
+
+
+@pytest.mark.parametrize(
+    ("answer_of_one", "said"),
+    [
+        (
+            ControlUnreachable("h:9", "h:9", "Connection refused", is_sent=False),
+            ", as the control API at h:9 (--control) does not answer: Connection refused",
+        ),
+        (
+            ControlRefused("h:9", 404, {}),
+            ", as the control API at h:9 (--control) does not answer as one: HTTP status 404",
+        ),
+        (ControlRefused("h:9", 401, {}), ""),
+    ],
+)
+def test_workers_are_not_asked_where_the_one_that_tells_of_them_does_not(
+    answer_of_one: StoreError, said: str
+) -> None:
+    found = describe_relayed(make_map(), "h:9", answer_of_one)
+    assert found.nodes_in(WorkerState.NOT_ASKED) == [node.name for node in make_map().nodes]
+    assert found.describe() == f"gc_worker: not asked{said}"
+    assert ("refuses the token" in found.remark) == (not said)
 
 
 def test_line_is_short_when_all_run_or_none() -> None:
