@@ -157,8 +157,7 @@ def _check_nodes(place: LocalFolder, nodes: Sequence[str]) -> None:
 
     cluster_map = load_cluster_map(place.cluster_path)
     for node in nodes:
-        if node not in cluster_map.node_by_name:  # which needs no file of engines
-            check_is_no_engine(place, node, cluster_map.node_by_name)
+        check_is_no_engine(place, node, cluster_map.node_by_name)
         check_node_is_known(cluster_map, node)
 
 

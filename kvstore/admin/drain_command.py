@@ -95,8 +95,7 @@ def _check_node(cluster: Path, node: str) -> None:
 
     cluster_map = load_cluster_map(cluster)
     folder = LocalFolder(cluster.absolute().parent)
-    if node not in cluster_map.node_by_name:  # which needs no file of engines
-        check_is_no_engine(folder, node, cluster_map.node_by_name)
+    check_is_no_engine(folder, node, cluster_map.node_by_name)
     check_node_is_known(cluster_map, node)
 
 

@@ -139,9 +139,11 @@ ENGINE_NAMES = frozenset(
 
 
 def check_is_no_engine(folder: LocalFolder, node: str, nodes: Container[str]) -> None:
-    """Raises InvalidArgument for an engine of the folder where the name of a node belongs."""
-    names = [engine.name for engine in name_engines(folder.read_engine_options())]
-    if node in names and node not in nodes:
+    """Raises InvalidArgument for an engine of the folder where the name of a node belongs; what is
+    a node needs no file of engines."""
+    if node in nodes:
+        return
+    if node in [engine.name for engine in name_engines(folder.read_engine_options())]:
         where = shlex.quote(str(folder.path))
         raise InvalidArgument(
             "node",

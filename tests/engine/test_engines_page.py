@@ -14,6 +14,8 @@ from tests.architecture.source_tree import ROOT, project_texts
 from tests.engine.worker.worker_process import WorkerProcess
 from tests.kvstore.agent.agent_process import short_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def engines() -> Iterator[Path]:

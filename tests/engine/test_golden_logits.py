@@ -22,6 +22,8 @@ from engine.sampling import FloatArray
 from kvstore.layout import BLOCK_TOKENS
 from tests.engine.runners.runner_bench import RunnerBench, llama_bench
 
+pytestmark = pytest.mark.slow
+
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parent / "golden/logits.json").read_text(encoding="utf-8")
 )

@@ -31,6 +31,8 @@ from tests.engine.kv.counting_rebuilder import CountingRebuilder
 from tests.kvstore.agent.agent_process import AgentProcess
 from tests.patience import OPERATION_S
 
+pytestmark = pytest.mark.slow
+
 MODEL = Path(__file__).parents[2] / "models" / "v41-mini"
 K, M = 4, 2
 STOPPED = ("n02", "n05")

@@ -19,6 +19,8 @@ from training.model_bits import DocumentScorer
 from training.replay_bits import PROMPT_TOKENS_MIN, PrefixJudge, read_answer
 from training.replay_scores import Prefix, Reading
 
+pytestmark = pytest.mark.slow
+
 SEED = 3
 PROMPTS, ANSWER_TOKENS = (PROMPT_TOKENS_MIN, 411), 9
 

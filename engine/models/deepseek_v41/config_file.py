@@ -16,7 +16,6 @@ from .config import DeepseekV41Config, DraftConfig, EngramConfig, VisionConfig, 
 from .config_rules import find_problems
 from .json_file import JsonSection, read_json
 
-CONFIG_NAME = "config.json"
 CONFIG_BYTES_MAX = 1 << 20
 MODEL_TYPE = "deepseek_v41"
 

@@ -6,6 +6,7 @@ from engine.request import Request
 from engine.sequence import Sequence
 from kvstore.key import KeyChain
 from kvstore.policy import MISS
+from tests.engine.llm_engine.after_replays import add_without_the_store
 from tests.engine.llm_engine.driven import Kept
 from tests.engine.llm_engine.engine_bench import (
     EngineBench,
@@ -29,15 +30,6 @@ def blocks_without_windows() -> Kept:
         other.finish()
     kept.windows.clear()
     return kept
-
-
-def add_without_the_store(one: EngineBench, request: Request) -> None:
-    """Its match finds nothing."""
-    one.source.is_held = True
-    one.add(request)
-    one.step()
-    if one.source.loads[-1].found is None:
-        one.source.loads[-1].answer(is_lost=True)
 
 
 def test_windows_that_a_replay_leads_to_are_not_shared() -> None:

@@ -4,32 +4,17 @@ counted on."""
 from engine.job import Phase
 from engine.prefix_source import PrefixLoad
 from engine.request import Request
+from tests.engine.llm_engine.after_replays import PROMPT, what_a_replay_left
 from tests.engine.llm_engine.driven import DrivenLoad, Kept
 from tests.engine.llm_engine.engine_bench import (
     EngineBench,
     answer_alone,
     bench,
-    prompt_of,
     request_of,
     summing,
 )
 
-PROMPT = prompt_of(650)
 LONG = request_of("long", PROMPT, 40)
-
-
-def what_a_replay_left() -> Kept:
-    """Blocks up to 512, the last of them computed behind a replay, and the window there."""
-    kept = Kept()
-    with bench(summing, kept=kept) as other:
-        other.add(request_of("cold", PROMPT[:400], 1))
-        other.finish()
-    kept.windows.clear()
-    with bench(summing, kept=kept) as other:
-        other.add(request_of("replayed", PROMPT[:600], 1))
-        other.finish()
-        assert other.report("replayed").replay_tokens == 128
-    return kept
 
 
 def begin_beside(one: EngineBench, request: Request) -> DrivenLoad:

@@ -10,6 +10,11 @@ import pytest
 
 from engine.job import Job
 from engine.request import Request
+from tests.engine.llm_engine.after_replays import (
+    PROMPT,
+    add_without_the_store,
+    what_a_replay_left,
+)
 from tests.engine.llm_engine.driven import Kept
 from tests.engine.llm_engine.engine_bench import (
     EngineBench,
@@ -21,23 +26,8 @@ from tests.engine.llm_engine.engine_bench import (
 )
 from tests.engine.llm_engine.moving import move
 
-PROMPT = prompt_of(650)
 OTHER = prompt_of(650, 9)
 ANSWER = request_of("b", PROMPT, 60)
-
-
-def what_a_replay_left() -> Kept:
-    """Four blocks of `PROMPT`, the last behind a replay, and the window state behind them."""
-    kept = Kept()
-    with bench(summing, kept=kept) as one:
-        one.add(request_of("cold", PROMPT[:400], 1))
-        one.finish()
-    kept.windows.clear()
-    with bench(summing, kept=kept) as one:
-        one.add(request_of("replayed", PROMPT[:600], 1))
-        one.finish()
-        assert one.report("replayed").replay_tokens == 128
-    return kept
 
 
 def blocks_of_a_replay() -> Kept:
@@ -55,10 +45,7 @@ def windows_of_a_cold_run() -> Kept:
 
 
 def compute_cold(one: EngineBench, request_id: str, prompt: list[int]) -> None:
-    one.source.is_held = True
-    one.add(request_of(request_id, prompt, 1))
-    one.step()
-    one.source.loads[-1].answer(is_lost=True)
+    add_without_the_store(one, request_of(request_id, prompt, 1))
     one.step_until(lambda: one.answers[request_id].finish_reason is not None)
 
 

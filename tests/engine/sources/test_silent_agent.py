@@ -37,7 +37,7 @@ class SilentAgent:
         self._clock = clock
 
     def open_namespace(self, namespace: Namespace, *, window_layout: BlockLayout) -> None:
-        pass
+        """Taken, as before it fell silent."""
 
     def match(
         self, namespace: Namespace, token_ids: list[int], *, is_dense: bool, deadline_s: float

@@ -13,6 +13,8 @@ import pytest
 from kvstore.admin.local_cluster import LocalCluster
 from tests.architecture.source_tree import ROOT, project_texts
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:

@@ -27,6 +27,8 @@ from tests.kvstore.agent.process_usage import descriptors_of
 from tests.kvstore.window.hosts import V41_LAYOUT, bytes_of, key_of
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE = Namespace(
     model="m", weights="w", tokenizer="t", layout=BlockLayout((Section("kv", 8192),))
 )

@@ -15,10 +15,12 @@ from typing import Any
 import safetensors
 import torch
 
+from kvstore.model_place import CONFIG_NAME
+
 from ....errors import MissingModel, ModelFileError
 from ..build_weights import build_weights
 from ..config import DeepseekV41Config
-from ..config_file import CONFIG_NAME, config_document, read_config
+from ..config_file import config_document, read_config
 from ..weights import ModelWeights
 from .files import CheckpointFiles, find_files
 from .tensor_checks import find_missing, find_unfit, find_value_problems

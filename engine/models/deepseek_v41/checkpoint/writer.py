@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from kernels.reference import weight_formats
+from kvstore.model_place import CONFIG_NAME
 
 from ....errors import ModelFileError
 from ..config import DeepseekV41Config
-from ..config_file import CONFIG_NAME, config_text
+from ..config_file import config_text
 from ..config_rules import find_problems
 from .files import INDEX_NAME, SHARD_NAME, WHOLE_NAME
 from .tensor_checks import (
